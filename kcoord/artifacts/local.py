@@ -35,12 +35,11 @@ from kcoord.artifacts.manifest import (
 )
 from kcoord.artifacts.owners import check_directory, check_folders, check_ours, close_to_writers
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.files.atomic import replace_file, staging_name
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.private import check_tier, make_directory, make_own
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
-from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import is_settled, stamp_of
 from kcoord.ownership import is_ours

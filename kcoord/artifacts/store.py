@@ -27,8 +27,8 @@ from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_file
 

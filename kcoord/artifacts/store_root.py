@@ -15,8 +15,8 @@ import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names, write_files
 

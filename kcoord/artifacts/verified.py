@@ -24,7 +24,7 @@ import msgpack
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
 from kcoord.artifacts.owners import check_directory, check_folders, check_ours
-from kcoord.deferred import Deferred
+from kcoord.files.daemon import Deferred
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey

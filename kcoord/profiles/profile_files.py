@@ -1,4 +1,4 @@
-"""Files in a profile's directories, whose body (`kcoord.files.checked`) is a msgpack list.
+"""Files in a profile's directories, whose body (`kcoord.files.atomic`) is a msgpack list.
 
 Untrusted: a file may be torn, another version's or another user's.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.checked import body_of, with_check
+from kcoord.files.atomic import body_of, with_check
 from kcoord.files.faults import store_errors
 from kcoord.files.packed import unpack
 from kcoord.files.reading import read_plain

@@ -18,7 +18,6 @@ from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.verified import Verified
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
-from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
@@ -30,15 +29,15 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
+from kcoord.rank.connection_pool import forgets_after_fork
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.own_tiers import OwnTiers
 from kcoord.rank.pool_start import PoolStart
 from kcoord.rank.recorder import Recorder
-from kcoord.rank.staging import StagingDirectories
+from kcoord.rank.staging import StagingDirectories, is_temporary
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
-from kcoord.temporary import is_temporary
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.checked import CHECK, body_of, with_check
+from kcoord.files.atomic import CHECK, body_of, replace_file, with_check
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
-from kcoord.files.replace import replace_file
 from kcoord.settings import profile_name
 
 _FORMAT = b"kcoord-pin-1\n"

@@ -22,10 +22,9 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.checked import CHECK, body_of, with_check
+from kcoord.files.atomic import CHECK, body_of, replace_file, with_check
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.reading import read_plain
-from kcoord.files.replace import replace_file
 
 PREFIX = 8  # bytes of a digest
 MOST_USES = 100_000  # of one agent

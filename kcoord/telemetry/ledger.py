@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kcoord.files.atomic import replace_file
 from kcoord.files.private import make_own
-from kcoord.files.replace import replace_file
 from kcoord.telemetry.counters import COUNTERS, complete
 from kcoord.telemetry.job_names import directory_name, job_of
 

@@ -29,8 +29,8 @@ from kcoord.artifacts.payload import check_sizes, unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.reading import open_unwaiting
 from kcoord.files.sweep import sweep_beside
 from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed

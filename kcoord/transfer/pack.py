@@ -27,8 +27,8 @@ from kcoord.artifacts.signing import OVERHEAD, VERIFIES_ONLY
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic

@@ -19,8 +19,8 @@ from kcoord.artifacts.choices import node_decided
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.atomic import replace_file
 from kcoord.files.reading import read_plain
-from kcoord.files.replace import replace_file
 from kcoord.retention.uses import PREFIX, prefix_of
 from kcoord.telemetry.events import Notices, log
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
+from kcoord.files.atomic import replace_file
 from kcoord.files.faults import fault_of, store_error
 from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
-from kcoord.files.replace import replace_file
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files

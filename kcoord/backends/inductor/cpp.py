@@ -18,8 +18,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.backends.steps import UNLOADED
 from kcoord.errors import KeyFactorError
-from kcoord.files.lock import locked
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import locked, replace_file
 from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi

@@ -22,7 +22,7 @@ from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
 from kcoord.backends.wrapping import is_wrapped, wraps
-from kcoord.files.lock import locked
+from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"

@@ -19,7 +19,7 @@ from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.ninja.backend import Library
 from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.backends.wrapping import is_wrapped, wraps
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import replace_file
 from kcoord.keys.tools.commands import Inputs
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from kcoord.artifacts.signing import OFF, PROFILE, Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.files import beneath
-from kcoord.files.naming import staging_name
+from kcoord.files.atomic import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.trash import Trash
 from kcoord.profiles import compaction

@@ -28,7 +28,7 @@ from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.signing import BUNDLE, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.naming import staging_name
+from kcoord.files.atomic import staging_name
 from kcoord.keys import CacheKey
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, save_part
