@@ -16,8 +16,8 @@ from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import read_plain
-from kcoord.testing.forkserver import Forked
 from tests.support.agents import Node, Rank, key_of
+from tests.support.forkserver import Forked
 from tests.support.redis_server import RedisServer
 
 NODES, RANKS = 2, 2
