@@ -36,7 +36,7 @@ def run() -> Result:
         "stock": "torchrun, one shared TRITON_CACHE_DIR, cold",
         "first": "kcoord-torchrun, first run ever",
         "known": "kcoord-torchrun, cold, run before",
-        "without pool": "the same with KCOORD_AHEAD=0",
+        "without pool": "the same with KCOORD_POOL_WORKERS=0",
         "new keys": "kcoord-torchrun, run before, an option of Triton changed: every key is new",
         "guessed": "kcoord-torchrun, first run, another script with other kernels of the modules was run before",
         "warm": "kcoord-torchrun, warm",
@@ -68,7 +68,7 @@ def _round(directory: Path, ranks: int, kernels: int) -> dict[str, dict[str, Any
         "stock": _once(_STOCK, _JOB, ranks, kernels, 0, {"TRITON_CACHE_DIR": str(directory / "stock")}),
         "first": kcoord("first"),
         "known": kcoord("known", "first"),
-        "without pool": kcoord("without", "first", KCOORD_AHEAD="0"),
+        "without pool": kcoord("without", "first", KCOORD_POOL_WORKERS="0"),
         "new keys": kcoord("new", "first", TRITON_DEFAULT_FP_FUSION="0"),
     }
     kcoord("elsewhere", script=other, offset=1)

@@ -27,9 +27,9 @@ from benchmarks.cluster.play import Kernels, cpu_seconds_of, spent_commands
 from benchmarks.cluster.processes import Load
 from benchmarks.cluster.table import recorded
 from benchmarks.result import Result
+from kcoord.agent.upcoming import dealt
 from kcoord.leases.base import Lease, Ready, Wait, await_turn
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.order import order
 from tests.support.redis_server import RedisServer
 
 _TTL, _LIMIT, _FAILURE_TTL = 15.0, 900.0, 30.0
@@ -43,6 +43,12 @@ _LIMIT_OF_RUN = 300.0  # seconds
 class Kernel:
     name: str
     seconds: float
+
+
+def order(kernels: Sequence[Kernel], rank: int, world: int) -> list[Kernel]:
+    """As a node's agent deals them out: the rank's own share first, then those of the ranks after it."""
+    shares = dealt(kernels, world)
+    return [kernel for share in shares[rank:] + shares[:rank] for kernel in share]
 
 
 @dataclass

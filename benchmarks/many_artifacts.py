@@ -18,13 +18,13 @@ from pathlib import Path
 
 from benchmarks.result import Result
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
-from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.store import Store
 from kcoord.keys import CacheKey
 from kcoord.rank.client import AgentClient
 from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import object_of
 
 COUNTS = (1_000, 10_000, 100_000)
 _LOOKUPS = 300
@@ -85,16 +85,14 @@ def _publish(store: Store, number: int) -> str:
     key = CacheKey.of("triton", f"kernel_{number % 500}", number=number).with_details({"triton": f"3.{number % 4}.0"})
     entry = FileEntry("kernel.cubin", len(content), hashlib.sha256(content).hexdigest())
     manifest = Manifest(key, (entry,), 1.5, Origin("node", 1, 0, "cuda:90#0", 1.7e9 + number))
-    payload = pack(manifest, {entry.name: content})
-    home = store.home(key.digest)
-    home.mkdir(parents=True)
-    (home / "payload.tar.zst").write_bytes(payload)
-    (home / "manifest.msgpack").write_bytes(with_payload(manifest, payload).encode())
+    path = store.home(key.digest)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(object_of(manifest, {entry.name: content}))
     return key.digest
 
 
 def _note(store: Store, made: list[str]) -> None:
-    for path in store.root.glob("v1/used/*"):
+    for path in store.root.glob("v2/used/*"):
         path.unlink()
     for node in range(_NODES):
         chosen = random.Random(node).sample(made, len(made) // 2)

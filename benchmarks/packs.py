@@ -68,9 +68,9 @@ def _filled(root: Path) -> tuple[Store, list[str]]:
         key = key_of(name)
         store.publish(Manifest(key, tuple(sorted(entries, key=lambda e: e.name)), 1.0, Origin("node", 1, 0)), contents)
         needs.append(RequestedArtifact(key.digest, f"triton/{key.digest[:52]}"))
-    save_part(root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])
+    save_part(root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
     save_requested(requested_directory(root, "job"), needs)
-    (root / "v1" / "swept").touch()
+    (root / "v2" / "swept").touch()
     return store, names
 
 

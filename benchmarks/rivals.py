@@ -35,7 +35,7 @@ def run(ranks: int = 0) -> Result:
             Plan("one shared TRITON_CACHE_DIR, rank 0 first, cold", STOCK, "rank0", "rank0"),
             Plan("Triton's RedisRemoteCacheBackend, cold", STOCK, "remote", more=remote),
             Plan("kcoord-torchrun, first run ever", OURS, "first", more=store),
-            Plan("kcoord-torchrun, cold, run before", OURS, "pool", recorded="store/v1"),
+            Plan("kcoord-torchrun, cold, run before", OURS, "pool", recorded="store/v2"),
             Plan("Triton's RedisRemoteCacheBackend, warm, a new node", STOCK, "remote2", more=remote),
             Plan("kcoord-torchrun, a warm store, a new node", OURS, "second", more=store),
         ]

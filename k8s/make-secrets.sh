@@ -25,7 +25,7 @@ printf 'redis://kcoord:%s@redis-kcoord:6379/0' "$password" > "$directory/redis-u
 # A file of keys: to rotate, add a line. The first signs, all verify.
 printf '%s %s\n' "key-$(date +%Y%m%d)-$(random | cut -c1-8)" "$(random)" > "$directory/signing-key"
 
-# The agent's user may run kcoord's script (and its commands), subscribe, and add up statistics, on its own keys, and ask a Redis
+# The agent's user may run kcoord's script (and its commands), and subscribe, on its own keys, and ask a Redis
 # Cluster which node has them. Nothing else: no KEYS, FLUSHALL or CONFIG, no other keys. The probe's user may send PING.
 cat > "$directory/users.acl" <<ACL
 user default off resetpass resetkeys resetchannels -@all

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kcoord.keys.device import Scope as Scope
     from kcoord.rank.connect import connect as connect
     from kcoord.rank.coordinator import Coordinator as Coordinator
-    from kcoord.warmup.runner import warmup as warmup
+    from kcoord.replay.warmup import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -43,17 +43,16 @@ _HOME = {
     "connect": "kcoord.rank.connect",
     "install": "kcoord.backends.registry",
     "register_signature": "kcoord.keys.arguments.signature",
+    "warmup": "kcoord.replay.warmup",
 }
 
-__all__ = ["__version__", "warmup", *_HOME]
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     # each is imported once: import_module takes locks, which a signal's handler does not get before Python 3.12
-    if name == "warmup":
-        return import_module("kcoord.warmup")
     if name not in _HOME:
         raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -48,12 +48,6 @@ def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
     return found
 
 
-def launch_of(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The address at which the processes of one launch meet: the same on all its nodes, and a later launch may have it again."""
-    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    return f"{address}:{port}" if address and port else None
-
-
 def nodes_of(environ: Mapping[str, str] = os.environ) -> int:
     """The number of nodes of this launch; 1 if no launcher says."""
     return max((_number(environ, name) or 1 for name in _NODES), default=1)

@@ -94,7 +94,7 @@ class Settings:
         15.0, values.seconds, "seconds", "A lease expires when it is not renewed for this long.")  # fmt: skip
     lease_limit: float = _setting(
         900.0, values.seconds, "seconds", "One compile may hold its lease for at most this long.")  # fmt: skip
-    stall: float = _setting(
+    stall_seconds: float = _setting(
         60.0, values.seconds_or_never, "seconds", "Another rank leads a compile whose processes have not used the CPU "
         "for this long. 0: never.")  # fmt: skip
     hedge: float = _setting(
@@ -115,12 +115,12 @@ class Settings:
     memory_entries: int = _setting(4096, values.count, "count", "Loaded artifacts that a rank keeps in memory.")
     spawn: bool = _setting(True, values.switch, "0 or 1", "1: a rank that finds no agent starts one.")
     job: str | None = _setting(
-        None, values.job, "name", "The job's name in statistics; the same on all its nodes. Default: the launcher's "
+        None, values.job, "name", "The job's name in figures and time lines; the same on all its nodes. Default: the launcher's "
         "job id.")  # fmt: skip
     profile: str | None = _setting(
         None, values.name, "name", "Compiles are recorded under this name, and compiled ahead in later jobs. Default: a name "
         "made from what the job runs. off: nothing is recorded.")  # fmt: skip
-    ahead: int = _setting(
+    pool_workers: int = _setting(
         64, values.count_or_none, "count", "The most workers of the node's pool, which compiles keys before ranks ask for "
         "them. 0: none.")  # fmt: skip
     metrics: str | None = _setting(

@@ -21,7 +21,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
     from kcoord.agent import early_packs, hedges, lease_tasks, packs, tiers
-    from kcoord.agent.chores import late_publishes, packing, profiles, requested, store_retention, sweeping, timelines
+    from kcoord.agent.chores import packing, profiles, requested, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
@@ -34,7 +34,6 @@ def dilate(factor: float, patience: float = 1.0) -> None:
             early_packs,
             ("_HELD_BACK", "_READ_WITHIN", "_GATHERED_WITHIN", "_WORTH", "_WAITS", "_FRESH", "_COUNTS_EVERY"),
         ),
-        (late_publishes, ("FIRST", "EVERY")),
         (packing, ("_QUIET", "_EVERY")),
         (profiles, ("_EVERY",)),
         (requested, ("_EVERY",)),

@@ -29,7 +29,7 @@ def fill(root: Path, kernels: Kernels, *, pack: bool) -> dict[str, str]:
     manifests = {key_of(*kernel).digest: publish(store, *kernel) for kernel in kernels}
     if pack:
         recipes = [Recipe("simulated", "benchmarks", "kernel", name, "", seconds, 1) for name, seconds in kernels]
-        save_part(root / "v1" / "profiles" / PROFILE, recipes)
+        save_part(root / "v2" / "profiles" / PROFILE, recipes)
         needs = [RequestedArtifact(digest, f"objects/{digest[:2]}/{digest}") for digest in manifests]
         save_requested(requested_directory(root, PROFILE), needs)
         write_pack(store, PROFILE, manifests)

@@ -28,13 +28,12 @@ from typing import Any, TypeVar
 
 from benchmarks.cluster.dilation import dilate
 from benchmarks.cluster.node import content_of, key_of
-from benchmarks.lease_herd import Kernel, Node, connect_all
+from benchmarks.lease_herd import Kernel, Node, connect_all, order
 from benchmarks.nfs_model import Client
 from kcoord.agent.early_packs import EarlyPacks
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.order import order
 from kcoord.profiles.packs import newest_pack
 from kcoord.settings import Settings
 from kcoord.transfer.pack import look_at_pack

@@ -4,8 +4,8 @@ Reads a list of `Part` as one line of JSON, and writes a line when the agents an
 moment at which all nodes begin (seconds of the host's monotonic clock), and writes the result. The end of its input ends the
 benchmark at any time. The agents of several nodes share a process (`benchmarks.cluster.agents`).
 
-The agent's process, `Coordinator` and the warm-up's walk are a job's. Only the compiler is not: it sleeps for the recorded
-seconds of the kernel, and writes a file.
+The agent's process with its queue, `Coordinator` and the warm-up's walk are a job's. Only the compiler is not: it sleeps for the
+recorded seconds of the kernel, and writes a file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ import psutil
 
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import endpoint
 from kcoord.rank import spawn
+from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Busy, Coordinator
+from kcoord.replay.recipes import settled
+from kcoord.replay.warmup import Report, Walk, announced
 from kcoord.settings import Settings
-from kcoord.warmup.runner import Report, Task, walk
 
 _DEVICE = DeviceKey(GPUTarget("cuda", 90, 32), 0)
 _WORDS = 480  # each 32 bytes of a file, so that it has 15 KiB, as a small Triton kernel in the store
@@ -67,7 +71,7 @@ class Rank:
         self.report = Report()
         self.finished = 0.0
         self.error = ""
-        self._tasks = [self._task(name, seconds) for name, seconds in part.kernels]
+        self._tasks = [self._task(name, seconds) for name, seconds in part.kernels]  # each: ``run(waits)``
 
     def connect(self) -> None:
         """Make the connection that the first claim will use. Raises RuntimeError if there is no agent."""
@@ -78,17 +82,35 @@ class Rank:
         time.sleep(max(0.0, begin - time.monotonic()))
         try:
             if self.part.together:
-                self.report = walk(self._tasks, self.number, self.part.world, self.coordinator.settings.max_wait)
+                self._together()
             else:
-                for task in self._tasks:  # like a training script: every rank in the same order, waiting for each
-                    how = task.run(True)
+                for run in self._tasks:  # like a training script: every rank in the same order, waiting for each
+                    how = run(True)
                     self.report.compiled += how == "compiled"
                     self.report.loaded += how == "loaded"
         except Exception as error:  # noqa: BLE001 - this rank's result, with which the benchmark ends
             self.error = f"rank {self.number}: {type(error).__name__}: {error}"
         self.finished = time.monotonic()
 
-    def _task(self, name: str, seconds: float) -> Task:
+    def _together(self) -> None:
+        """As `kcoord.warmup`, of recipes that only this program can compile."""
+        client, walk = AgentClient(self.coordinator.settings, self.coordinator.notices), Walk(self.coordinator, 0)
+        recipes = [
+            Recipe("simulated", "kernels", f"k{n}", {}, "cuda:90", seconds, n)
+            for n, (_, seconds) in enumerate(self.part.kernels)
+        ]
+        if not announced(client, recipes, self.part.node, self.part.world // self.part.ranks, 0):
+            raise RuntimeError("the agent does not answer")
+
+        def own(recipe: Recipe) -> tuple[str, Callable[[bool], tuple[str, str]]]:
+            return recipe.qualname, lambda waits: settled(lambda: self._tasks[recipe.order](waits))
+
+        walk.queue(client, len(recipes), own)
+        walk.report.loaded += walk.others
+        client.close()
+        self.report = walk.report
+
+    def _task(self, name: str, seconds: float) -> Callable[[bool], str]:
         key = key_of(name, seconds)
         content = content_of(name)
 
@@ -110,7 +132,7 @@ class Rank:
                 self.waited[name] = begun, time.monotonic()
             return "busy" if isinstance(found, Busy) else "compiled" if compiled else "loaded"
 
-        return Task(name, run, seconds)
+        return run
 
 
 def key_of(name: str, seconds: float) -> CacheKey:

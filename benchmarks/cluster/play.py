@@ -74,7 +74,7 @@ class Measured:
 
     @property
     def commands(self) -> int:
-        """The agents' commands to Redis for leases, without those for statistics."""
+        """The agents' commands to Redis for leases."""
         return sum(self.redis.get(name, (0, 0))[0] for name in _LEASES)
 
 

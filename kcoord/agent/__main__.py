@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kcoord.agent.chores.statistics import Share
 from kcoord.agent.server import ENDS_WITHIN, Agent
 from kcoord.agent.store_breaker import opened
 from kcoord.agent.watch.processes import ProcessWatch
@@ -35,8 +34,7 @@ from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices, log_to_stderr
 
 if TYPE_CHECKING:
-    from kcoord.agent.metrics.exporter import Exporter
-    from kcoord.agent.page.status_page import StatusPage
+    from kcoord.agent.http_server import HttpService
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,15 +80,28 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     notices = Notices()
     for line in (*_left_out(), *unknown_variables()):
         notices.tell(line)
-    exporter, store_kind = _exporter(settings, notices)
     root, trust = settings.store_root, Trust.of(settings)
-    store = store_kind(root, trust, notices.tell, creates=settings.store_create) if root is not None else None
+    store = Store(root, trust, notices.tell, creates=settings.store_create) if root is not None else None
     if store is not None:
         # the rank that started us waits for its first answer, and gives up after its timeout
         await opened(store, settings.agent_timeout / 3, notices)
-    leases, share = _lease_service(settings, store, notices)
-    agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share,
-                  owned=parent > 0, exporter=exporter, page=_page(settings, notices))  # fmt: skip
+    leases = _lease_service(settings, store, notices)
+    metrics = page = None
+    served: dict[str, HttpService] = {}  # their modules are heavy
+    if settings.metrics is not None:
+        from kcoord.agent.http_server import HttpService
+        from kcoord.agent.metrics import Metrics
+
+        metrics = Metrics()
+        served["metrics"] = HttpService("metrics", "KCOORD_METRICS", settings.metrics, metrics.application(), notices)
+    if settings.page is not None:
+        from kcoord.agent.http_server import HttpService
+        from kcoord.agent.status_page import StatusPage
+
+        page = StatusPage(settings.page.rpartition(":")[0].strip("[]"))
+        served["page"] = HttpService("status page", "KCOORD_PAGE", settings.page, page, notices)
+    agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, owned=parent > 0, metrics=metrics,
+                  page=page, serves=served)  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -141,27 +152,6 @@ def _left_out() -> Iterator[str]:
             yield f"{variable(name)}={text}: the Secret that is mounted there has no such key: {means}"
 
 
-def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, type[Store]]:
-    """The exporter, if KCOORD_METRICS is set, and the class of store that counts for it."""
-    if settings.metrics is None:
-        return None, Store
-    from kcoord.agent.metrics.exporter import Exporter
-    from kcoord.agent.metrics.observed import metered_store
-
-    exporter = Exporter(settings.metrics, notices)
-    exporter.begin()
-    return exporter, metered_store(exporter.tally)
-
-
-def _page(settings: Settings, notices: Notices) -> StatusPage | None:
-    """The status page, if KCOORD_PAGE is set."""
-    if settings.page is None:
-        return None
-    from kcoord.agent.page.status_page import StatusPage
-
-    return StatusPage(settings.page, notices)
-
-
 def _allow_many_files() -> None:
     """Raise the limit on open files: a client takes one or two, and the limit that a rank leaves us is often 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,9 +165,9 @@ async def _poll_parent(parent: int, ended: Callable[[], None]) -> None:
     ended()
 
 
-def _lease_service(settings: Settings, store: Store | None, notices: Notices) -> tuple[LeaseService, Share | None]:
+def _lease_service(settings: Settings, store: Store | None, notices: Notices) -> LeaseService:
     """Redis; while it cannot be used, lease files in the store; while they cannot be used, this node alone. A service without its
-    setting is left out. With Redis, also the function that shares a job's statistics."""
+    setting is left out."""
     ttl, limit, failure_ttl = settings.lease_ttl, settings.lease_limit, settings.failure_ttl
     alone = LocalLeases(ttl, limit, failure_ttl)
     try:
@@ -191,13 +181,13 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
                 "KCOORD_REDIS_URL is set but there is no store that artifacts could travel through: "
                 "set KCOORD_STORE to a shared directory; until then each node coordinates itself"
             )
-        return alone, None
+        return alone
     from kcoord.leases.files import FileLeases
 
     files = FileLeases(store.root, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
     without_redis = Failover(files, alone, notices.tell)
     if url is None:
-        return without_redis, None
+        return without_redis
     from kcoord.leases.redis import RedisLeases
 
     try:
@@ -207,8 +197,8 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
         )  # fmt: skip
     except SettingsError as error:
         notices.tell(f"Redis cannot be used: {error}")
-        return without_redis, None
-    return Failover(redis, without_redis, notices.tell), redis.add_up
+        return without_redis
+    return Failover(redis, without_redis, notices.tell)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class Claims:
             self.stalled_ones += 1
             name = self._names.get(key, _UNKNOWN)
             self._notices.tell(
-                f"a compile of {name} has not used the CPU for KCOORD_STALL seconds: another rank may go ahead"
+                f"a compile of {name} has not used the CPU for KCOORD_STALL_SECONDS seconds: another rank may go ahead"
             )
         self.carry_out(actions)
 

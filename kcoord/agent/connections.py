@@ -1,6 +1,7 @@
 """The agent's clients: connections, frames in both directions, and the end of a client's process.
 
-Frames are parsed here, and answers encoded; nobody above this file sees a frame.
+Frames are parsed here, and answers encoded; nobody above this file sees a frame. A client's first bytes are received by
+``recvmsg``, for the descriptors that come with them, which asyncio would drop; then its socket becomes a stream.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kcoord
-from kcoord.agent.acceptor import Acceptor
 from kcoord.agent.watch.processes import ProcessWatch
-from kcoord.errors import ProtocolError
+from kcoord.artifacts.manifest import Manifest
+from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
 from kcoord.protocol import frames
+from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
-from kcoord.protocol.peer import Peer
+from kcoord.protocol.peer import Peer, peer_of, receive_first
 from kcoord.telemetry.events import Notices, log, tell_if_failed
+from kcoord.telemetry.spans import Span
 
 _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
+_BREATHER = 0.2  # seconds, while there are too many open files
 _LINGER = 3.0  # seconds, after the end of a process, in which the frames that it had sent are still read
 _MOST_UNREAD = 4 << 20  # bytes of answers that wait for a client to read them; one frame more may be added
 _MOST_UNANSWERED = 1000  # unanswered requests of one connection; a rank has one
@@ -53,13 +57,19 @@ class Connection:
 
 
 class Observer:
-    """Sees what is answered. This one does nothing; `kcoord.agent.metrics.observed` counts."""
+    """Hears of the agent's work. This one does nothing; `kcoord.agent.metrics` counts."""
 
     def answered(self, message: Request, answer: Answer, seconds: float) -> None:
         """`message` is answered, so many seconds after it arrived."""
 
-    def counted(self, counters: dict[Any, Any]) -> None:
-        """A rank delivered `counters`, for the first time."""
+    def delivered(self, spans: list[Span]) -> None:
+        """A rank, or a worker of the pool, delivered `spans`."""
+
+    def carried(self, how: str, manifest: Manifest) -> None:
+        """An artifact was ``published`` in the store, or ``fetched`` from it."""
+
+    def store_failed(self, operation: str, error: StoreError | ArtifactInvalid) -> None:
+        """A ``publish`` or ``fetch`` failed. Called in any thread."""
 
 
 class Connections:
@@ -79,11 +89,16 @@ class Connections:
         gone: Callable[[Connection], None],
         observer: Observer,
         welcome: Callable[[Identity], None] = lambda who: None,
+        hello_timeout: float = _HELLO_TIMEOUT,
+        frame_timeout: float = _FRAME_TIMEOUT,
     ) -> None:
+        self._hello_timeout, self._frame_timeout = hello_timeout, frame_timeout
         self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
         self._asked, self._gone, self._observer, self._welcome = asked, gone, observer, welcome
         self._open: dict[int, Connection] = {}
         self._tasks: dict[asyncio.Task[None], Connection] = {}  # work for a client
+        self._serving: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+        self._arriving: set[asyncio.Task[None]] = set()  # of these, clients that have not said hello
         self._ending = False
         self._ids = itertools.count(1)
 
@@ -113,9 +128,18 @@ class Connections:
         found = self._open.get(connection)
         return found.watch.directory if found is not None and found.watch is not None else ""
 
-    def listen(self, listener: socket.socket) -> Acceptor:
-        """Let clients in."""
-        return Acceptor(listener, self._client, _HELLO_TIMEOUT)
+    def listen(self, listener: socket.socket) -> Callable[[], None]:
+        """Let clients in. The function that is returned closes the listener, and clients that have not said hello."""
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept(listener))
+
+        def close() -> None:
+            for task in (accepting, *self._arriving):
+                task.cancel()
+            listener.close()
+
+        return close
 
     def answer(self, connection: Connection, request: int, answer: Answer) -> None:
         """Send the answer to the request with the id `request`. Never waits."""
@@ -153,7 +177,6 @@ class Connections:
                 self.answer(connection, request, await answer)
             except ProtocolError as error:
                 _refuse(connection.transport, error)
-                connection.transport.close()
 
         self.begin(connection, answered())
 
@@ -185,21 +208,79 @@ class Connections:
         if tell_if_failed(task, "a request failed", self._notices.tell):
             connection.transport.close()  # so the client finds out
 
-    def _client(self, peer: Peer, first: bytes, passed: list[int]) -> _Client:
-        return _Client(peer, first, passed, self._accept, self._said, self._hello, self._lost)
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # the connection stays in the queue
+                await asyncio.sleep(_BREATHER)
+                continue
+            task = asyncio.create_task(self._serve(client))
+            self._serving.add(task)
+            self._arriving.add(task)
+            task.add_done_callback(self._served)
+            await asyncio.sleep(0)  # thousands may be in the queue
 
-    def _accept(self, client: _Client) -> None:
-        """Raises `ProtocolError` for another user's process."""
-        if client.peer.uid != os.getuid():
-            raise ProtocolError(f"user {client.peer.uid} may not use the agent of user {os.getuid()}")
+    async def _serve(self, client: socket.socket) -> None:
+        """One client, from its first bytes to its last. Nothing is read of another user's process."""
+        connection, passed, transport = None, list[int](), None
+        try:
+            peer, first = peer_of(client), b""
+            async with asyncio.timeout(self._hello_timeout):
+                if peer.uid == os.getuid():
+                    await _readable(client)
+                    first, passed = receive_first(client)
+                reader, transport = await _stream(client, first)
+                if peer.uid != os.getuid():
+                    raise ProtocolError(f"user {peer.uid} may not use the agent of user {os.getuid()}")
+                hello = await self._frame(reader)
+            if hello is None:
+                return
+            connection = self._hello(transport, peer, hello)
+            connection.watch = ProcessWatch(peer.pid, functools.partial(self._ended, connection), passed)
+            passed = []
+            self._arriving.discard(asyncio.current_task())
+            while (frame := await self._frame(reader)) is not None:
+                self._said(connection, frame)
+        except ProtocolError as error:
+            if transport is not None:
+                _refuse(transport, error)
+        except (OSError, TimeoutError):
+            pass  # it has broken off, or said no hello in time
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+            if transport is None:
+                client.close()
+            else:  # the client is gone now: it may never read its last answers, for which the transport waits
+                transport.close()
+            if connection is not None:
+                self._lost(connection)
 
-    def _hello(self, client: _Client, frame: dict[str, Any]) -> Connection:
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._arriving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": "a client's connection ends", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _frame(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+        """The client's next frame; None after its last. Raises `ProtocolError` and OSError."""
+        try:
+            length = frames.frame_length(await reader.readexactly(frames.HEADER_BYTES))
+            async with asyncio.timeout(self._frame_timeout):
+                return frames.decode_body(await reader.readexactly(length))
+        except asyncio.IncompleteReadError:
+            return None
+        except TimeoutError:
+            raise ProtocolError(f"a frame must be whole within {self._frame_timeout:g} s") from None
+
+    def _hello(self, transport: asyncio.Transport, peer: Peer, frame: dict[str, Any]) -> Connection:
         """A client's first frame. Raises `ProtocolError`."""
         who = Identity.from_hello(frame)
         self._welcome(who)
-        connection = Connection(self.new_id(), client.transport, who, client.peer.pid)
-        passed, client.passed = client.passed, []
-        connection.watch = ProcessWatch(client.peer.pid, lambda: self._ended(connection), passed)
+        connection = Connection(self.new_id(), transport, who, peer.pid)
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
         self._send(connection, {"op": "welcome", **about})
@@ -233,118 +314,25 @@ class Connections:
             self._gone(connection)
 
 
-class _Client(asyncio.Protocol):
-    """The bytes of one connection, of which `first` are here: frames, each of them whole in time, and its end.
+async def _readable(client: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(client, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(client)
 
-    `passed`: descriptors that came with them; those that are still here at the end are closed.
 
-    ``accept(client)`` is called first, ``hello(client, frame)`` gets the first frame and returns the connection,
-    ``said(connection, frame)`` gets each other one; their `ProtocolError` refuses the client. ``lost(connection)`` may be called
-    twice.
-    """
-
-    transport: asyncio.Transport
-
-    def __init__(
-        self,
-        peer: Peer,
-        first: bytes,
-        passed: list[int],
-        accept: Callable[[_Client], None],
-        said: Callable[[Connection, dict[str, Any]], None],
-        hello: Callable[[_Client, dict[str, Any]], Connection],
-        lost: Callable[[Connection], None],
-    ) -> None:
-        self.peer, self.passed = peer, passed
-        self._accept, self._said, self._hello, self._lost = accept, said, hello, lost
-        self._connection: Connection | None = None
-        self._received = bytearray(first)
-        self._reads = False  # `_read` is due
-        self._ended = False  # nothing more comes
-        self._timer: asyncio.TimerHandle | None = None  # until the hello, or the rest of a frame
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-        self._timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT, self.transport.close)
-        try:
-            self._accept(self)
-        except ProtocolError as error:
-            _refuse(self.transport, error)
-            self.transport.close()
-        else:
-            self._read_soon()
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        self._read_soon()
-
-    def eof_received(self) -> bool:
-        self._ended = True
-        self._read_soon()
-        return True  # `_read` closes it
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._stop_timer()
-        while self.passed:
-            os.close(self.passed.pop())
-        if self._connection is not None:
-            self._lost(self._connection)
-
-    def _read_soon(self) -> None:
-        """The end of a process that is told in the same turn of the loop comes first: nothing is granted to it any more."""
-        if not self._reads:
-            self._reads = True
-            asyncio.get_running_loop().call_soon(self._read)
-
-    def _read(self) -> None:
-        self._reads, goes_on = False, False
-        try:
-            self._read_frames()
-            goes_on = not self._ended
-        except ProtocolError as error:
-            _refuse(self.transport, error)
-        finally:
-            if not goes_on:  # also after an error that nobody foresaw: the client finds out
-                self._close()
-
-    def _read_frames(self) -> None:
-        received, read = self._received, 0
-        while len(received) - read >= frames.HEADER_BYTES:
-            body = read + frames.HEADER_BYTES
-            end = body + frames.frame_length(bytes(received[read:body]))
-            if len(received) < end:
-                if self._timer is None:
-                    self._timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, self._is_late)
-                break
-            read = end
-            self._stop_timer()
-            self._heard(frames.decode_body(bytes(received[body:end])))
-        del received[:read]
-
-    def _heard(self, frame: dict[str, Any]) -> None:
-        if self._connection is None:
-            self._connection = self._hello(self, frame)
-        else:
-            self._said(self._connection, frame)
-
-    def _is_late(self) -> None:
-        _refuse(self.transport, ProtocolError(f"a frame must be whole within {_FRAME_TIMEOUT:g} s"))
-        self._close()
-
-    def _close(self) -> None:
-        """The client is gone now: it may never read its last answers, for which the transport waits."""
-        self._received.clear()
-        self.transport.close()
-        if self._connection is not None:
-            self._lost(self._connection)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+async def _stream(client: socket.socket, first: bytes) -> tuple[asyncio.StreamReader, asyncio.Transport]:
+    """The stream of a client of which the bytes `first` are here already."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    reader.feed_data(first)
+    transport, _ = await loop.connect_accepted_socket(lambda: asyncio.StreamReaderProtocol(reader), client)
+    return reader, transport
 
 
 def _refuse(transport: asyncio.WriteTransport, error: ProtocolError) -> None:
     log.info("refused a client: %s", error)
     if not transport.is_closing():
         transport.write(frames.encode_frame({"op": "refused", "why": str(error)}))
+        transport.close()

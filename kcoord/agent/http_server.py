@@ -1,4 +1,8 @@
-"""An HTTP server with bounds on the number of connections and on the seconds of each: slow clients keep nobody out for long."""
+"""The agent's HTTP services: metrics and the status page, each a WSGI application that threads of its own serve.
+
+No claim waits for a client of them, and none can fail the agent. A port that is in use is one notice, and is tried again now and
+then: an earlier agent may still be ending.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from kcoord.telemetry.events import Notices
+
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
 
@@ -21,10 +27,47 @@ log = logging.getLogger("kcoord.http")
 _MOST_AT_ONCE = 16  # connections; the next one is closed
 _LONGEST = 5.0  # seconds of a connection, however its client divides its bytes
 _BREATHER = 0.2  # seconds
+_FIRST_RETRY, _SLOWEST_RETRY = 1.0, 60.0  # seconds
+
+
+class HttpService:
+    """Serves `application` at `address`, ``host:port``, until the process ends. Never blocks, never raises.
+
+    `what` it serves, and the `setting` that has its address, are for the notices.
+    """
+
+    def __init__(self, what: str, setting: str, address: str, application: Application, notices: Notices) -> None:
+        self.bound: str | None = None
+        """``host:port`` where it is served; None while it is not."""
+        host, _, port = address.rpartition(":")
+        self._what, self._application, self._notices = what, application, notices
+        self._host, self._port, self._address = host.strip("[]"), int(port), f"{setting}={address}"
+        threading.Thread(target=self._serve, name=what, daemon=True).start()
+
+    def _serve(self) -> None:
+        pause = _FIRST_RETRY
+        while True:
+            try:
+                server = BoundedServer(self._host, self._port, self._application)
+                break
+            except (OSError, UnicodeError) as error:  # UnicodeError: the host is no name
+                self._notices.tell(
+                    f"no {self._what}: cannot listen at {self._address}: {error}: another agent of this node may have it; "
+                    "everything else goes on",
+                    about=self._what,
+                )
+                time.sleep(pause)
+                pause = min(2 * pause, _SLOWEST_RETRY)
+        host, port = server.server_address[:2]
+        self.bound = f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+        log.info("%s at http://%s", self._what, self.bound)
+        server.serve_forever()
 
 
 class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
-    """Listens at ``host:port``. Raises OSError, also for a host that cannot be resolved."""
+    """Listens at ``host:port``, with bounds on the number of connections and on the seconds of each: slow clients keep nobody out
+    for long. Raises OSError, also for a host that cannot be resolved.
+    """
 
     daemon_threads = True
     request_queue_size = 16
@@ -36,7 +79,9 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family, address = found[0][0], found[0][4]
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         super().__init__((str(address[0]), int(address[1])), _Request)
-        self.set_app(application)
+        self.set_app(
+            lambda environ, start: application(environ, lambda s, found: start(s, [*found, ("Server", "kcoord")]))
+        )
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer's would ask the DNS for our name

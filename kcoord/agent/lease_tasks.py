@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.agent import actions as act
+from kcoord.agent.connections import Observer
 from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
@@ -30,8 +31,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that this agent's
-    jobs record.
+    `learn`, `used`, `observer` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that jobs record.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
-        in_store: Callable[[str], None] = lambda digest: None,
         used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
         profile: str | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
-        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, used=used, observer=observer)
         self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)

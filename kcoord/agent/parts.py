@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Collection
 
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.deliveries import Deliveries
-from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
-from kcoord.agent.chores.statistics import Share, Statistics
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
-from kcoord.agent.cold_starts import ColdStarts
 from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.measurements import SharedMeasurements
-from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.pools import Pools
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
@@ -40,7 +34,6 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.ledger import Ledger
 
 
 class Parts:
@@ -60,7 +53,6 @@ class Parts:
         *,
         observer: Observer,
         tells_clients: bool,
-        share: Share | None,
         owned: bool,
         request: Callable[[Connection, int, messages.Request], None],
         gone: Callable[[Connection], None],
@@ -72,13 +64,13 @@ class Parts:
         )  # fmt: skip
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
-        self.late = LatePublishes(store, settings.local_dir, lambda: not self.tiers.store.faulty, notices)
         self.lease_tasks = LeaseTasks(
             leases, store, self.flights, notices,
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
-            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.late.published,
+            local_dir=settings.local_dir, learn=self.expectations.learn,
             used=lambda pack: self.use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
+            observer=observer,
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
@@ -89,13 +81,12 @@ class Parts:
             self.expectations, self.sweeper,
         )  # fmt: skip
         stalls = StallWatch(
-            settings.stall, self.claims.compiling, self.claims.stalled, notices,
-            works=self.claims.works, every=min(settings.stall, settings.max_wait) / 4,
+            settings.stall_seconds, self.claims.compiling, self.claims.stalled, notices,
+            works=self.claims.works, every=min(settings.stall_seconds, settings.max_wait) / 4,
         )  # fmt: skip
         self.choices = Choices(self.tiers, settings.local_dir, settings.agent_timeout, notices)
         self.measurements = SharedMeasurements()
         self.profiles = Profiles(root, settings.local_dir, notices, trust)
-        self.statistics = Statistics(Ledger(settings.local_dir, agent_id), agent_id, notices, share)
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self.requested = RequestedRecorder(root, settings.local_dir, named, notices)
         packing = PackWriter(
@@ -106,19 +97,17 @@ class Parts:
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        with_chores = (stalls, self.statistics, self.profiles, self.requested, packing, self.timelines, self.sweeper,
-                       self.use_notes, in_store, on_node, keys, self.late)  # fmt: skip
+        with_chores = (stalls, self.profiles, self.requested, packing, self.timelines, self.sweeper,
+                       self.use_notes, in_store, on_node, keys)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
-        self.pools = Pools(
-            settings.ahead, self.connections, self.profiles, self.take_in, self.statistics.add, notices
-        )  # fmt: skip
-        self.cold_starts = ColdStarts()
-        self.deliveries = Deliveries()
-        self.vitals = functools.partial(
-            vitals, agent_id, settings.namespace, self.connections, self.flights, self.claims, self.lease_tasks, leases,
-            notices, lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
-        )  # fmt: skip
+        self.pools = Pools(settings.pool_workers, self.connections, self.profiles, self.take_in, notices)
+        self._retention = in_store, on_node
         self.launchers = Launchers(owned, stop)
+
+    def gauges(self) -> dict[str, float]:
+        """For the metrics: what the store and this node hold, as far as it is known."""
+        in_store, on_node = self._retention
+        return in_store.gauges() | on_node.gauges()
 
     def take_in(self, recipes: Collection[Recipe]) -> None:
         """Take the compile times and the choices that a profile recorded."""

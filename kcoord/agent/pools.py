@@ -1,12 +1,12 @@
 """The agent's side of the node's pools, one for each job: what is upcoming, who starts the pool, and how much it may do.
 
-A pool's worker asks for its next recipe, and waits for the answer until there is one and a core idles.
+A pool's worker asks for its next recipe, and waits for the answer until there is one and a core idles. A caller of
+`kcoord.warmup` takes recipes of its list from the same queue, without a wait; meanwhile workers need no idle core.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import time
 from collections import Counter, deque
@@ -22,13 +22,13 @@ from kcoord.agent.watch.idle_cores import Permits
 from kcoord.errors import KcoordError, ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
-from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Announce, Answer, Done, Granted, Join, Joined, Next, Take, Work
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.spans import KEY_DIGITS
 
 _MOST_POOLS = 64
-_MOST_STARTS = 3  # of a job's pool, whose process may die of what it imports
+_MOST_STARTS = 3  # attempts for one job's pool: its imports may crash it
 _STARTS_WITHIN = 30.0  # seconds; then another process may start it
 _PROFILE_WITHIN = 5.0  # seconds; a store that takes longer tells at the next miss what is upcoming
 _MOST_MODULES = 256
@@ -42,14 +42,6 @@ _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
 _OVER = Joined(0, [])
-_COUNTED = ("compiles", "failures", "alone", "compile_seconds")
-
-
-def of_worker(delivery: Deliver) -> Deliver:
-    """A worker's delivery, without what it looked up, loaded or waited for: no rank did."""
-    counters = {name: value for name, value in delivery.counters.items() if str(name).partition("@")[0] in _COUNTED}
-    compiles = [span for span in delivery.spans if isinstance(span, list) and span[:1] == ["compile"]]
-    return dataclasses.replace(delivery, counters=counters, spans=compiles)
 
 
 @dataclass
@@ -63,8 +55,23 @@ class _Idle:
 
 
 @dataclass
+class _Caller:
+    """A process that waits for a warm-up. `first`: in the queue's order, recipes to take unless somebody has; then those of
+    `unsettled`, once each, to wait for. `at` is the one that it compiles."""
+
+    workers: int = 0  # that the pool may have for it
+    first: deque[Recipe] = field(default_factory=deque)
+    unsettled: dict[str, Recipe] = field(default_factory=dict)  # by digest
+    rest: deque[str] | None = None  # digests that it has not waited for
+    at: Recipe | None = None
+    pooled: int = 0  # keys of its list that workers of the pool compiled
+
+
+@dataclass
 class _Pool:
     guesses: Guesses
+    callers: dict[int, _Caller] = field(default_factory=dict)  # by connection
+    known: dict[str, Recipe] = field(default_factory=dict)  # by digest: those of all callers, each kept once
     upcoming: Upcoming = field(default_factory=Upcoming)
     profiles: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     is_unknown: bool = False  # there is no profile of the job
@@ -84,12 +91,13 @@ class _Pool:
     missed: int = 0  # keys that ranks asked for
     published: dict[str, Recipe] = field(default_factory=dict)  # by key: what was compiled, and no rank has used yet
     used: int = 0  # keys
+    made: set[str] = field(default_factory=set)  # recipes whose keys its workers have compiled
 
 
 class Pools:
-    """`most` workers at a time, of all pools.
+    """`most` workers at a time, of all pools, unless a warm-up asks for more.
 
-    ``learn(recipes)`` takes what else a profile recorded; ``count(job, counters)`` adds to the job's statistics.
+    ``learn(recipes)`` takes what else a profile recorded.
     """
 
     def __init__(
@@ -98,12 +106,11 @@ class Pools:
         connections: Connections,
         profiles: Profiles,
         learn: Callable[[Collection[Recipe]], object],
-        count: Callable[[str, dict[str, float]], object],
         notices: Notices,
     ) -> None:
         self._most, self._connections, self._profiles, self._notices = most, connections, profiles, notices
-        self._learn, self._count = learn, count
-        self._permits = Permits(most)
+        self._learn = learn
+        self._permits = Permits()
         self._pools: dict[str, _Pool] = {}
         self._given = 0  # recipes
 
@@ -116,11 +123,18 @@ class Pools:
             profile = None if message.profile is None else profile_name(message.profile)
         except ValueError as error:
             raise ProtocolError(f"this cannot be compiled ahead: {error}") from error
-        pool = self._pool(connection.who.job)
+        pool = self._pool(connection.who.job, waited_for=message.waits)
         if pool is None:
             return Granted(granted=False)
         modules: list[str] = []
-        pool.upcoming.now(recipes)
+        if message.waits:
+            self._connections.must_live(connection)
+            caller = pool.callers.setdefault(connection.id, _Caller(message.workers))
+            recipes = [pool.known.setdefault(recipe.digest, recipe) for recipe in recipes]
+            caller.first += pool.upcoming.later(recipes, message.node, message.nodes, message.cores)
+            caller.unsettled |= {recipe.digest: recipe for recipe in recipes}
+        else:
+            pool.upcoming.now(recipes)
         pool.modules |= dict.fromkeys(recipe.module for recipe in recipes)
         if profile is not None:
             await self._bring(pool, profile, message)
@@ -135,7 +149,7 @@ class Pools:
                 else:
                     modules = await pool.guesses.modules()
         self._dispatch()
-        return Granted(self._may_start(pool), modules)
+        return Granted(not message.waits and self._may_start(pool), modules)  # a caller asks again at its first miss
 
     def join(self, connection: Connection, request: int, message: Join) -> Joined | None:
         """A pool's process is there: `Connections.answer` tells it what to import, as soon as there is something to compile."""
@@ -157,17 +171,21 @@ class Pools:
         if recipe is not None:
             pool.upcoming.asked(recipe)
 
-    def _pool(self, job: str) -> _Pool | None:
+    def _pool(self, job: str, waited_for: bool = False) -> _Pool | None:
         """The job's pool. None: there is to be none."""
-        if job not in self._pools and self._most and len(self._pools) < _MOST_POOLS:
+        if job not in self._pools and (self._most or waited_for) and len(self._pools) < _MOST_POOLS:
             self._pools[job] = _Pool(Guesses(self._profiles.latest), active=time.monotonic())
         return self._pools.get(job)
+
+    def _workers(self, pool: _Pool) -> int:
+        """The most workers that `pool` may have now."""
+        return max([self._most, *(caller.workers for caller in pool.callers.values())])
 
     def _may_start(self, pool: _Pool) -> bool:
         """True once, for whoever asks first."""
         now = time.monotonic()
         under_way = bool(pool.process) or now < pool.start_granted + _STARTS_WITHIN
-        if under_way or not pool.upcoming.new or pool.starts >= _MOST_STARTS:
+        if under_way or not self._workers(pool) or not pool.upcoming.new or pool.starts >= _MOST_STARTS:
             return False
         pool.start_granted = now
         return True
@@ -184,9 +202,9 @@ class Pools:
         recipes = await self._profiles.recorded(profile)
         pool.is_unknown = not recipes
         self._learn(recipes)
-        pool.upcoming.later(recipes, message.node, message.nodes, message.cores)
-        by_order = sorted(recipes, key=lambda recipe: recipe.order)
-        pool.modules |= dict.fromkeys(recipe.module for recipe in by_order if recipe.target)
+        found = [recipe for recipe in recipes if recipe.target]  # the others are for the ranks' current device
+        pool.upcoming.later(found, message.node, message.nodes, message.cores)
+        pool.modules |= dict.fromkeys(recipe.module for recipe in sorted(found, key=lambda recipe: recipe.order))
         self._dispatch()
 
     def _read_ended(self, pool: _Pool, profile: str, task: asyncio.Task[None]) -> None:
@@ -197,6 +215,40 @@ class Pools:
             self._notices.tell(f"nothing is compiled ahead: {error}")
         else:
             tell_if_failed(task, "nothing is compiled ahead", self._notices.tell)
+
+    # The callers of a warm-up.
+
+    def next(self, connection: Connection, _: int, message: Next) -> Answer:
+        """A caller is free: its next recipe."""
+        pool = self._pools.get(connection.who.job)
+        caller = pool.callers.get(connection.id) if pool is not None else None
+        if pool is None or caller is None:
+            return Done()  # an earlier agent's
+        at, caller.at = caller.at, None
+        if at is not None:
+            if message.ended == "failed":
+                caller.unsettled.pop(at.digest, None)  # others try for themselves
+            else:
+                # a caller that waited for the pool's compile may tell us before the worker does
+                self._settled(pool, at, message.ended, by_pool=at.digest in pool.made)
+        recipe, waits = None, False
+        while recipe is None and caller.first:
+            tried = caller.first.popleft()
+            # of a script's own kernels only the pool can make sense
+            recipe = tried if tried.module != "__main__" and pool.upcoming.asked(tried.digest) else None
+        if recipe is None:
+            caller.rest = deque(caller.unsettled) if caller.rest is None else caller.rest
+            while recipe is None and caller.rest:
+                recipe, waits = caller.unsettled.get(caller.rest.popleft()), True
+        caller.at = recipe
+        wire = None if recipe is None else recipe.to_wire()
+        return Work(wire, waits=waits, left=len(caller.unsettled), pooled=caller.pooled)
+
+    def _settled(self, pool: _Pool, recipe: Recipe, how: str, *, by_pool: bool = False) -> None:
+        if how in ("compiled", "loaded"):
+            for caller in pool.callers.values():
+                if caller.unsettled.pop(recipe.digest, None) is not None:
+                    caller.pooled += by_pool
 
     # The workers.
 
@@ -225,10 +277,11 @@ class Pools:
     def published(self, connection: Connection, key: CacheKey, seconds: float) -> None:
         """`key` was compiled by this client, which may be a worker."""
         recipe = self.compiling(connection)
-        if recipe is not None and recipe.backend == key.backend:  # else it is something aside, as a launcher
-            self._count(connection.who.job, {"ahead": 1})
+        if recipe is not None and recipe.backend == key.backend:  # else it is a by-product, such as Triton's launchers
             made = recipe.measured(seconds, recipe.order)
-            self._pools[connection.who.job].published[key.digest[:KEY_DIGITS]] = made
+            pool = self._pools[connection.who.job]
+            pool.published[key.digest[:KEY_DIGITS]] = made
+            pool.made.add(recipe.digest)
 
     def used(self, job: str, digests: Iterable[str]) -> None:
         """Ranks of the job have loaded the keys that begin with `digests`: the job's profile gets what it lacked.
@@ -238,7 +291,6 @@ class Pools:
         pool = self._pools.get(job)
         if pool is not None and (found := pool.published.keys() & set(digests)):
             pool.used += len(found)
-            self._count(job, {"ahead_used": len(found)})
             recipes = [pool.published.pop(digest).to_wire() for digest in found]
             for profile in list(pool.profiles)[:1]:
                 for first in range(0, len(recipes), MOST_AT_ONCE):
@@ -247,6 +299,7 @@ class Pools:
     def gone(self, connection: int) -> None:
         self._permits.gone(connection)
         for pool in self._pools.values():
+            pool.callers.pop(connection, None)
             pool.idle.pop(connection, None)
             pool.workers.pop(connection, None)
             if connection == pool.process:
@@ -300,10 +353,12 @@ class Pools:
             if pool.joins and pool.upcoming.ready:
                 # an import may have ended its predecessor
                 modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
-                self._joined(pool, Joined(self._most, modules))
+                self._joined(pool, Joined(self._workers(pool), modules))
             for owner, idle in list(pool.idle.items()):
                 take = idle.take
-                if not pool.upcoming.ready or not self._permits.ask(owner, take.memory, take.idle, take.left):
+                # a warm-up asks for as many workers as it leaves cores
+                here = (math.inf, math.inf) if pool.callers else (take.idle, take.left)
+                if not pool.upcoming.ready or not self._permits.ask(owner, self._workers(pool), take.memory, *here):
                     break
                 recipe = pool.upcoming.take()
                 assert recipe is not None
@@ -330,6 +385,7 @@ class Pools:
         recipe = pool.busy.pop(owner, None)
         if recipe is None:
             return
+        self._settled(pool, recipe, how, by_pool=how == "compiled")
         if how == "busy":
             pool.upcoming.busy(recipe)
         elif how in _ENDS:

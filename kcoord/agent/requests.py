@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kcoord.agent.connections import Connection, Observer
 from kcoord.agent.parts import Parts
-from kcoord.agent.pools import of_worker
 from kcoord.artifacts.choices import store_decided
 from kcoord.protocol import messages
 from kcoord.settings import Settings, is_profile_name
@@ -51,8 +49,9 @@ class Requests:
             messages.Announce: self._announce,
             messages.Join: self._parts.pools.join,
             messages.Take: self._parts.pools.take,
+            messages.Next: self._parts.pools.next,
             messages.Status: lambda _, __, ___: messages.Facts(status()),
-            messages.Stats: self._stats,
+            messages.Stats: lambda _, __, message: messages.Facts(self._parts.timelines.stats(message.job)),
             messages.Stop: self._stop,
             messages.Attend: self._attend,
             messages.Leave: self._leave,
@@ -100,24 +99,13 @@ class Requests:
         return messages.Done()
 
     def _deliver(self, connection: Connection, _: int, message: messages.Deliver) -> messages.Answer:
-        if not self._parts.deliveries.new(message):
-            message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
-        if connection.who.pool:
-            message = of_worker(message)
-        self._observer.counted(message.counters)
-        self._parts.statistics.add(connection.who.job, message.counters)
         spans = self._parts.timelines.add(connection.who, message)
-        used = [span.key for span in spans]
+        self._observer.delivered(spans)
+        used = [span.key for span in spans if span.key]
         if not connection.who.pool:
-            self._parts.cold_starts.add(connection.who, spans)
             self._parts.pools.used(connection.who.job, used)
         self._parts.use_notes.used(used, connection.pid)
-        self._parts.late.used(span.key for span in spans if span.kind == "load")
         return messages.Done()
-
-    async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
-        cold = self._parts.cold_starts.of(message.job)
-        return messages.Facts(await self._parts.statistics.answer(message.job) | ({"cold_start": cold} if cold else {}))
 
     def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
         self._end()

@@ -12,11 +12,11 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import kcoord
-from kcoord.agent.chores.statistics import Share
 from kcoord.agent.connections import Connection, Observer
 from kcoord.agent.parts import Parts
 from kcoord.agent.requests import Requests
@@ -28,8 +28,9 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, tell_if_failed
 
 if TYPE_CHECKING:
-    from kcoord.agent.metrics.exporter import Exporter
-    from kcoord.agent.page.status_page import StatusPage
+    from kcoord.agent.http_server import HttpService
+    from kcoord.agent.metrics import Metrics
+    from kcoord.agent.status_page import StatusPage
 
 ENDS_WITHIN = 18.0
 """Seconds in which a stopped agent ends, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
@@ -38,7 +39,7 @@ _LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the pr
 # The ends of the drain's phases, in seconds from its beginning.
 _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
 _UPLOADED = 8.0  # they are in the store, so that a pack can have them
-_WRITTEN = 10.0  # what took longer is there, too; profiles, packs, time lines and statistics are written
+_WRITTEN = 10.0  # what took longer is there, too; profiles, packs and time lines are written
 _GIVEN_BACK = 15.0  # leases are released
 _CLOSED = 17.0  # connections to the lease service are closed
 
@@ -46,8 +47,9 @@ _CLOSED = 17.0  # connections to the lease service are closed
 class Agent:
     """Serves one listening socket until it is stopped, or, as a daemon, until it has been idle for long enough.
 
-    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody reads. `owned`: a launcher
-    started it, and it ends with the last launcher that it serves.
+    `metrics` and `page` are shown its state; `serves` are the services of both, by these names. `tells_clients`: notices go to a
+    node's first rank too, for an agent whose own log nobody reads. `owned`: a launcher started it, and it ends with the last
+    launcher that it serves.
     """
 
     def __init__(
@@ -59,18 +61,18 @@ class Agent:
         *,
         daemon: bool = False,
         tells_clients: bool = True,
-        share: Share | None = None,
         owned: bool = False,
-        exporter: Exporter | None = None,
+        metrics: Metrics | None = None,
         page: StatusPage | None = None,
+        serves: Mapping[str, HttpService] = MappingProxyType({}),
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
-        self._exporter, self._page, self._store_root = exporter, page, store.root if store is not None else None
-        observer = exporter.observer if exporter is not None else Observer()
+        self._metrics, self._page, self._serves = metrics, page, serves
+        self._store_root, observer = store.root if store is not None else None, metrics or Observer()
         self._parts = Parts(
             settings, leases, store, notices, self.id,
-            observer=observer, tells_clients=tells_clients, share=share, owned=owned,
+            observer=observer, tells_clients=tells_clients, owned=owned,
             request=lambda *request: self._requests.answer(*request), gone=self._gone, stop=self.stop,
         )  # fmt: skip
         self._requests = Requests(settings, self._parts, observer, self.status, self.stop, self.hand_over)
@@ -78,7 +80,7 @@ class Agent:
         self._stopping = asyncio.Event()
         # a claim that waits hears from us well within the time after which it takes us for dead
         self._beat = min(HEARTBEAT, settings.agent_timeout / 3)
-        self._note_vitals()
+        self._show()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -117,30 +119,27 @@ class Agent:
             "uploads": parts.lease_tasks.uploads,
             "leases": parts.lease_tasks.held,
             "store": None if root is None else {"root": str(root), "usable": not parts.tiers.store.faulty},
-            "jobs": parts.statistics.latest(_JOBS_SHOWN),
+            "jobs": parts.timelines.latest(_JOBS_SHOWN),
             "packs": parts.tiers.packs.status(),
             "pools": parts.pools.status(),
             "hedges": parts.claims.hedged,
             "stalls": parts.claims.stalled_ones,
-            "metrics": self._exporter.bound if self._exporter is not None else None,
-            "page": self._page.bound if self._page is not None else None,
+            **{name: self._serves[name].bound if name in self._serves else None for name in ("metrics", "page")},
         }
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
-        if self._page is not None:
-            self._page.begin(self.status)
         if self._settings.recorded_as is not None:
             self._parts.tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
-        server = self._parts.connections.listen(listener)
+        close = self._parts.connections.listen(listener)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
         try:
             await self._stopping.wait()
         finally:
-            server.close()
+            close()
             pulse.cancel()
             learning.cancel()
             await self._drain()
@@ -167,7 +166,7 @@ class Agent:
             self._parts.connections.beat()
             self._parts.chores.pulse()
             self._parts.pools.tick()
-            self._note_vitals()
+            self._show()
             if self._parts.connections or self._parts.lease_tasks.busy:
                 self._last_used = time.monotonic()
             elif self._daemon and time.monotonic() - self._last_used > self._settings.idle_timeout:
@@ -178,9 +177,12 @@ class Agent:
         if tell_if_failed(pulse, "the agent ends", self._notices.tell):
             self.stop()
 
-    def _note_vitals(self) -> None:
-        if self._exporter is not None:
-            self._exporter.vitals = self._parts.vitals()
+    def _show(self) -> None:
+        """Copy the state for threads that serve it over HTTP."""
+        if self._metrics is not None:
+            self._metrics.look(self.id, self._settings.namespace, self._parts, self._leases, self._notices)
+        if self._page is not None:
+            self._page.look(self.status())
 
     async def _learn(self) -> None:
         """Take the compile times and the choices that the job's profile recorded."""

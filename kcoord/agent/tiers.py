@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from kcoord.agent.connections import Observer
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
@@ -30,9 +31,9 @@ _MOST_FRESH = 256 << 20  # bytes
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An artifact's
-    place is looked at each time that it is used: it must be this user's alone.
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``used(name)`` the name of a pack that
+    serves. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used: it must be
+    this user's alone.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Tiers:
         notices: Notices,
         *,
         learn: Callable[[str, float], None],
-        in_store: Callable[[str], None],
         used: Callable[[str], object],
+        observer: Observer | None = None,
     ) -> None:
         self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
-        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._local_dir, self._notices, self._learn, self._observer = local_dir, notices, learn, observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
         self._fresh: dict[
@@ -142,10 +143,11 @@ class Tiers:
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one."""
         try:
-            fetched = await self.store.use(lambda store: store.fetch(digest, announced))
+            fetched = await self.store.use(self._observed("fetch", lambda store: store.fetch(digest, announced)))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
+            self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self._is_in_store(manifest)
@@ -177,10 +179,12 @@ class Tiers:
             if not manifest.made_here:
                 stated = store.stated(digest)
                 return None if stated is None else (stated[1], stated[0])
-            return store.publish(manifest, found[1]), manifest
+            announced = store.publish(manifest, found[1])
+            self._observer.carried("published", manifest)
+            return announced, manifest
 
         try:
-            published = await self.store.use(publish)
+            published = await self.store.use(self._observed("publish", publish))
             if published is None:
                 return None
             self._is_in_store(published[1])
@@ -191,8 +195,19 @@ class Tiers:
             self._notices.tell(f"not published: {error}")
         return None
 
+    def _observed(self, operation: str, work: Callable[[Store], T]) -> Callable[[Store], T]:
+        """`work`, whose failures the observer hears of."""
+
+        def run(store: Store) -> T:
+            try:
+                return work(store)
+            except (StoreError, ArtifactInvalid) as error:
+                self._observer.store_failed(operation, error)
+                raise
+
+        return run
+
     def _is_in_store(self, manifest: Manifest) -> None:
         """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
-        self._tell_in_store(manifest.key.digest)
         if not (manifest.unvouched and self._trust.keys):
             self.packs.note(manifest)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from kcoord.profiles.order import dealt
 from kcoord.profiles.recipe import TRIED, Recipe
 
 _MOST = 100_000  # recipes
 _MOST_TRIES = 12  # of a recipe that others are compiling: some five minutes
 _LONGEST_PAUSE = 32  # rounds between two of them
+
+
+class Timed(Protocol):
+    """A recipe; `seconds` is the recorded time of its compile, 0 if unknown."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
 
 
 class Upcoming:
@@ -26,7 +37,7 @@ class Upcoming:
         self._now: dict[str, Recipe] = {}
         self._later: dict[str, Recipe] = {}
         self._guessed: dict[str, Recipe] = {}
-        self._busy: dict[str, tuple[Recipe, int]] = {}  # others were at it; and the round in which to look again
+        self._busy: dict[str, tuple[Recipe, int]] = {}  # compiled by others; with the round in which to retry
         self._again: dict[str, Recipe] = {}  # that round has come
         self._round = 0
         self._tries: dict[str, int] = {}  # digest → how often it was taken; also of those that a rank asked for
@@ -61,27 +72,21 @@ class Upcoming:
                 self._guessed.pop(recipe.digest, None)
                 self._now[recipe.digest] = recipe
 
-    def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> None:
-        """Add a profile, as the agent of `node` of `nodes` does, each of which compiles on so many `cores`."""
-        found = [recipe for recipe in recipes if recipe.target]
-        self._deal_out([recipe for recipe in found if recipe.order < TRIED], node, nodes, cores)
-        self._deal_out([recipe for recipe in found if recipe.order >= TRIED], node, nodes, cores)
-
-    def _deal_out(self, recipes: Iterable[Recipe], node: int, nodes: int, cores: float) -> None:
-        longest_first = sorted(recipes, key=lambda r: (-r.seconds, r.order, r.digest))
-        shares = dealt(longest_first, max(1, min(nodes, len(longest_first))))
-        own = node % len(shares)
-        for share in shares[own:] + shares[:own]:
-            long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
-            for recipe in sorted(share, key=lambda r: (-r.seconds if r.seconds >= long else 0.0, r.order, r.digest)):
-                self._targets.add(recipe.target)
-                if self._is_new(recipe):
-                    self._guessed.pop(recipe.digest, None)
-                    self._later[recipe.digest] = recipe
-                    self._recorded.append(recipe)
+    def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> list[Recipe]:
+        """Add a profile, as the agent of `node` of `nodes` does, each of which compiles on so many `cores`. Returns its order."""
+        tried = [recipe for recipe in recipes if recipe.order >= TRIED]
+        needed = [recipe for recipe in recipes if recipe.order < TRIED]
+        ordered = [*_in_order(needed, node, nodes, cores), *_in_order(tried, node, nodes, cores)]
+        for recipe in ordered:
+            self._targets.add(recipe.target)
+            if self._is_new(recipe):
+                self._guessed.pop(recipe.digest, None)
+                self._later[recipe.digest] = recipe
+                self._recorded.append(recipe)
+        return ordered
 
     def retarget(self, target: str) -> None:
-        """Ranks have a GPU of which the profiles know nothing: recipes for GPUs of its kind come for it, before all others."""
+        """No profile covers this GPU: queue the recipes of its vendor first, retargeted."""
         if not target or target in self._targets or not self._recorded:
             return
         self._targets.add(target)
@@ -129,12 +134,43 @@ class Upcoming:
         due = [digest for digest, (_, at) in self._busy.items() if at <= self._round]
         self._again |= {digest: self._busy.pop(digest)[0] for digest in due}
 
-    def asked(self, digest: str) -> None:
-        """A rank asks for the key of this recipe by itself, and compiles it unless somebody does."""
+    def asked(self, digest: str) -> bool:
+        """A rank asks for the key of this recipe by itself, and compiles it unless somebody does. True if it was in a queue."""
         for queue in (self._now, self._later, self._guessed):
             if queue.pop(digest, None) is not None:
                 self._tries[digest] = 1
+                return True
+        return False
 
     def _is_new(self, recipe: Recipe) -> bool:
         known = recipe.digest in self._tries or recipe.digest in self._now
         return not known and len(self) + len(self._tries) < _MOST
+
+
+def _in_order(recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> list[Recipe]:
+    longest_first = sorted(recipes, key=lambda r: (-r.seconds, r.order, r.digest))
+    shares = dealt(longest_first, max(1, min(nodes, len(longest_first))))
+    own = node % len(shares)
+    found: list[Recipe] = []
+    for share in shares[own:] + shares[:own]:
+        long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
+        found += sorted(share, key=lambda r: (-r.seconds if r.seconds >= long else 0.0, r.order, r.digest))
+    return found
+
+
+def dealt(tasks: Sequence[T], world: int) -> list[list[T]]:
+    """Deal `tasks`, longest first, into shares for `world` nodes, so that all end at about the same time.
+
+    Each task goes to the node with the least work so far (Graham's longest processing time first: at most a third above the best
+    schedule). A task of unknown seconds counts as the average of the others. An optimization only: nodes whose lists differ share
+    the work less well, and compile nothing twice.
+    """
+    known = [task.seconds for task in tasks if task.seconds > 0]
+    usual = sum(known) / len(known) if known else 1.0
+    shares: list[list[T]] = [[] for _ in range(world)]
+    loads = [(0.0, node) for node in range(world)]
+    for task in tasks:
+        load, owner = loads[0]
+        heapq.heapreplace(loads, (load + (task.seconds or usual), owner))
+        shares[owner].append(task)
+    return shares

@@ -11,6 +11,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcoord.files.atomic import LAYOUT
+
 
 @dataclass(frozen=True)
 class Doubt:
@@ -26,7 +28,7 @@ def doubts(root: Path) -> list[Doubt]:
 
     A directory may belong to this user, root, or a group of this user. Blocks for as long as the file system does.
     """
-    places = [root, root / "v1", root / "v1" / "objects"]
+    places = [root, root / LAYOUT, root / LAYOUT / "objects"]
     if root.parent.name == "namespaces":
         places = [root.parent.parent, root.parent, *places]
     return [doubt for place in places for doubt in _doubts(place)]

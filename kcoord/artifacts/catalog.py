@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
@@ -37,7 +36,7 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
     if root is not None:
         check_is_store(root)
         with store_errors(root):
-            stored = [(status.st_mtime, home.name) for home, status in homes_of(root)]
+            stored = [(status.st_mtime, path.name) for path, status in Store(root).objects()]
     local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
     return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
 
@@ -88,20 +87,6 @@ def _is_ours(cache: Path, local_dir: Path) -> bool:
 
 
 _BUCKET = re.compile(r"[0-9a-f]{2}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def homes_of(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The artifacts' directories with their status, one bucket after the other. Raises OSError."""
-    objects = store / "v1" / "objects"
-    with os.scandir(objects) as buckets:
-        names = sorted(e.name for e in buckets if _BUCKET.fullmatch(e.name))
-    for name in names:
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(objects / name) as entries:
-            for entry in entries:
-                if _DIGEST.fullmatch(entry.name):
-                    with suppress(FileNotFoundError):
-                        yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
 def tiers(local_dir: Path) -> list[Path]:

@@ -39,13 +39,6 @@ class Staged:
     contents: dict[str, bytes] | None
 
 
-def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
-    """`describe` the files in `staging`, then write their manifest there. Raises `ArtifactInvalid` as `describe` does."""
-    staged = describe(staging, key, compile_seconds, origin, home)
-    (staging / MANIFEST_NAME).write_bytes(staged.encoded)
-    return staged.manifest
-
-
 def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Staged:
     """Read and hash each file in `staging` once; write nothing.
 

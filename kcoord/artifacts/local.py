@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.describe import describe
-from kcoord.artifacts.home_files import relocated, write_pieces
 from kcoord.artifacts.manifest import (
+    HOME_PLACEHOLDER,
     LARGEST_IN_MEMORY,
     LARGEST_MANIFEST,
     MANIFEST_NAME,
@@ -30,6 +30,7 @@ from kcoord.artifacts.manifest import (
     Origin,
     check_content,
     checked_pieces,
+    home_token,
     largest_at_home,
     portable,
 )
@@ -86,6 +87,30 @@ def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
 def read_artifact(home: Path, digest: str | None = None) -> tuple[Artifact, dict[str, bytes]] | None:
     """As `open_artifact`, with the contents that were checked, by name, as they travel: without the name of `home`."""
     return _read_twice(home, digest, keep=True)
+
+
+def published(home: Path, digest: str) -> Artifact | None:
+    """The artifact at `home` that another process of this user has verified this moment: its files are there, and are not read.
+
+    None if there is none, or a file is missing. Raises `ArtifactInvalid` as `open_artifact` does.
+    """
+    root = os.fspath(home)
+    path = f"{root}/{MANIFEST_NAME}"
+    try:
+        sheltered = check_directory(root)
+        manifest = Manifest.decode(
+            read_plain(path, LARGEST_MANIFEST, opened=lambda found: check_ours(path, found, sheltered=sheltered))
+        )
+        for entry in manifest.files:
+            check_folders(root, entry.name, sheltered=sheltered)
+            check_ours(f"{root}/{entry.name}", os.lstat(f"{root}/{entry.name}"), sheltered=sheltered)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(home, error) from error
+    if manifest.key.digest != digest:
+        raise ArtifactInvalid(f"{home} holds the artifact of another key")
+    return Artifact(home, manifest)
 
 
 def _read_twice(home: Path, digest: str | None, *, keep: bool) -> tuple[Artifact, dict[str, bytes]] | None:
@@ -293,7 +318,7 @@ def publish_local(
         staged = describe(staging, key, compile_seconds, origin, home)
         (staging / MANIFEST_NAME).write_bytes(staged.encoded)
         try:
-            _write_texts(staging, relocated(staged.relocatable, home))
+            _write_texts(staging, _relocated(staged.relocatable, home))
             close_to_writers(staging, staged.manifest)
             other = _rename(staging, home, key.digest, staged.manifest.targets)
         except (StoreError, OSError):
@@ -315,7 +340,7 @@ def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) 
     except OSError as error:
         raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
     with suppress(OSError):  # only other processes need the relocatable files, and none load this artifact
-        _write_texts(staging, relocated(staged.relocatable, staging))
+        _write_texts(staging, _relocated(staged.relocatable, staging))
     return Artifact(staging, staged.manifest)
 
 
@@ -328,9 +353,9 @@ def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path 
     staging = new_staging(home, local_dir=local_dir)
     try:
         with store_errors(home):
-            written = write_pieces(staging, manifest, contents) if callable(contents) else contents
+            written = _write_pieces(staging, manifest, contents) if callable(contents) else contents
             texts = {entry.name: written[entry.name] for entry in manifest.files if entry.relocatable}
-            write_files(staging, written | relocated(texts, home), durable=False)
+            write_files(staging, written | _relocated(texts, home))
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
             close_to_writers(staging, manifest)
             artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
@@ -344,6 +369,28 @@ def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path 
     if artifact is None:
         raise StoreError(f"{home}: it vanished right after it was written: does something clean this directory?")
     return artifact
+
+
+def _write_pieces(staging: Path, manifest: Manifest, opened: Callable[[FileEntry], BinaryIO]) -> dict[str, bytes]:
+    """Write the files that ``opened(entry)`` opens, checked; returns the texts of those that are relocatable."""
+    texts: dict[str, bytes] = {}
+    for entry in manifest.files:
+        with opened(entry) as file:
+            pieces = checked_pieces(entry, file)
+            if entry.relocatable:
+                texts[entry.name] = b"".join(pieces)
+                continue
+            path = staging / entry.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as copy:
+                copy.writelines(pieces)
+    return texts
+
+
+def _relocated(texts: dict[str, bytes], home: Path) -> dict[str, bytes]:
+    """The portable `texts` with the name of `home` in the place of `HOME_PLACEHOLDER`."""
+    token = home_token(home)
+    return {name: text.replace(HOME_PLACEHOLDER, token) for name, text in texts.items()}
 
 
 def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:
@@ -373,7 +420,7 @@ def _rename(
         others.append(artifact)
         return True
 
-    if rename_into_place(staging, home, MANIFEST_NAME, is_valid, quarantine_of(home), durable=False):
+    if rename_into_place(staging, home, MANIFEST_NAME, is_valid, quarantine_of(home)):
         return None
     return others[-1]
 

@@ -60,13 +60,6 @@ Contents = dict[str, bytes] | Callable[[FileEntry], BinaryIO]
 """An artifact's files as they travel, by name; or, of a large one, what opens each to be read piece by piece."""
 
 
-class Payload(NamedTuple):
-    """The one file of the store that holds all others."""
-
-    size: int
-    sha256: str
-
-
 class Origin(NamedTuple):
     """The process that compiled, its device, and the time (Unix seconds)."""
 
@@ -95,7 +88,6 @@ class Manifest:
     files: tuple[FileEntry, ...]
     compile_seconds: float
     origin: Origin
-    payload: Payload | None = None
     details: bytes = b""
     targets: tuple[str, ...] = ()
     unvouched: bool = False
@@ -136,7 +128,6 @@ class Manifest:
             "files": self.files,
             "compile_seconds": self.compile_seconds,
             "origin": self.origin,
-            "payload": self.payload,
             "targets": list(self.targets),
         }
         if self.unvouched:
@@ -178,7 +169,6 @@ class Manifest:
         files = tuple(_file(*entry) for entry in document["files"])
         _check_names(files)
         host, pid, rank, device, created = document["origin"]
-        payload = document["payload"]
         return cls(
             key=CacheKey.from_wire(document["key"]),
             files=files,
@@ -186,9 +176,8 @@ class Manifest:
             origin=Origin(
                 str(host), _whole(pid), None if rank is None else _whole(rank), str(device), _moment(created)
             ),
-            payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
-            targets=_targets(document.get("targets", [])),  # earlier manifests lack it
+            targets=_targets(document["targets"]),
             unvouched=bool(document.get("unvouched")),
             made_here=document.get("made_here") is True,
         )

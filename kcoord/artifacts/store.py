@@ -1,7 +1,7 @@
 """The store: the shared directory that carries artifacts between nodes and jobs.
 
-An artifact is ``v1/objects/<ab>/<digest>/`` with two files, ``manifest.msgpack`` and ``payload.tar.zst``: three
-inodes and one short sequential read, which suits NFS servers and quotas. Of a job's processes only the agent uses it.
+An artifact is one file, ``v2/objects/<ab>/<digest>`` (`kcoord.artifacts.object`): one inode, and for a node one open and one
+sequential read, which suits NFS servers and quotas. Of a job's processes only the agent uses it.
 
 A final name is looked up only after its artifact was announced, or by the key's leader, while no other node publishes it: an NFS
 client caches a missing name for up to a minute.
@@ -15,24 +15,22 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from kcoord.artifacts.access import Doubt, doubts
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Contents, Manifest
-from kcoord.artifacts.payload import check_sizes, pack, pack_into, payload_of, unpack
+from kcoord.artifacts.manifest import Contents, Manifest
+from kcoord.artifacts.object import LARGEST_OBJECT, StoredObject, check_sizes, read_manifest, read_object, write_object
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
-from kcoord.files import beneath
-from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.reading import read_plain
-from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_file
+from kcoord.files.link import publish_file
+from kcoord.files.reading import open_plain
+from kcoord.files.rename import refresh_names, set_aside
 
-_MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, for a file that is removed while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -114,7 +112,7 @@ class Store:
         return self._layout.objects / digest[:2] / digest
 
     def publish(self, manifest: Manifest, contents: Contents) -> str:
-        """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
+        """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest (the winner's) in the store.
 
         `contents` are verified already, or opened one by one, and verified as they are sent. An artifact that is `unvouched` is
         never signed. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, `ArtifactInvalid` for an
@@ -124,73 +122,47 @@ class Store:
             raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         if why := self.reads_only:
             raise why
+        encoded = replace(manifest, unvouched=False, made_here=False).encode()
+        sealed = encoded if manifest.unvouched else self.trust.seal(MANIFEST, encoded)
+        return self._publish(
+            manifest.key.digest, sealed, manifest.size, lambda file: write_object(file, manifest, sealed, contents)
+        )
 
-        def stage(staging: Path) -> bytes:
-            with (staging / _PAYLOAD).open("wb") as file:
-                if callable(contents):
-                    stated = pack_into(file, manifest, contents)
-                else:
-                    file.write(payload := pack(manifest, contents))
-                    stated = payload_of(payload)
-                file.flush()
-                os.fsync(file.fileno())
-            encoded = replace(manifest, payload=stated, unvouched=False, made_here=False).encode()
-            return encoded if manifest.unvouched else self.trust.seal(MANIFEST, encoded)
-
-        return self._publish(manifest.key.digest, stage, manifest.size)
-
-    def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
-        """As `publish`, of the two files of an artifact as the store keeps them, which the caller has verified."""
-        if self.trust.required and split(encoded)[1] is None:
+    def publish_object(self, artifact: StoredObject) -> str:
+        """As `publish`, of an object that was read elsewhere, which the caller has verified."""
+        if self.trust.required and split(artifact.encoded)[1] is None:
             raise self._signs_nothing()
+        digest = artifact.manifest.key.digest
+        return self._publish(digest, artifact.encoded, artifact.size, lambda file: file.writelines(artifact.pieces()))
 
-        def stage(staging: Path) -> bytes:
-            write_file(staging / _PAYLOAD, payload, durable=True)
-            return encoded
+    def _publish(self, digest: str, encoded: bytes, size: int, write: Callable[[BinaryIO], object]) -> str:
+        """``write(file)`` writes the object of the manifest `encoded`, of about `size` bytes."""
+        final, winners = self.home(digest), [manifest_digest(encoded)]
 
-        return self._publish(digest, stage, len(payload))
-
-    def _publish(self, digest: str, stage: Callable[[Path], bytes], size: int) -> str:
-        """``stage(staging)`` writes a payload of about `size` bytes, and returns the manifest file."""
-        staging = self._layout.staging / staging_name()
-        winners: list[str] = []
-
-        def is_valid(final: Path) -> bool | None:
+        def holds() -> bool:
             try:
-                winner = self._verified(final)
+                with store_errors(final):
+                    found = self._looked_up(final)
             except _Torn:
+                self._set_aside(final)
                 return False
             except ArtifactDistrusted:
                 raise
             except ArtifactInvalid as error:
                 raise StoreError(str(error)) from error
-            if winner is None:
-                return None
-            winners.append(winner.digest)
-            return True
+            if found is not None:
+                winners.append(manifest_digest(found[0].encoded))
+            return found is not None
 
-        settled = False
         try:
-            beneath.check(staging.parent, self.root)
-            staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
-            encoded = stage(staging)
-            write_file(staging / _MANIFEST, encoded, durable=True)
-            won = rename_into_place(
-                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, self.root, durable=True
-            )
-            settled = True
-        except (OSError, StoreError) as error:
+            publish_file(final, self.root, self._layout.staging, write, holds, self._layout.discard)
+        except StoreError:
             self._refused = max(1, min(size, _LARGEST_PROBE))
-            if isinstance(error, OSError):
-                raise store_error(error, self.root) from error
             raise
-        finally:
-            if not settled:  # a user's interrupt too
-                self._layout.discard(staging)
-        return manifest_digest(encoded) if won else winners[-1]
+        return winners[-1]
 
     def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
-        """The artifact's manifest, its checked contents, and the SHA-256 of its manifest file; None if there is none.
+        """The artifact's manifest, its checked contents, and the SHA-256 of its manifest; None if there is none.
 
         `announced` is that SHA-256 as READY gave it: any other artifact is refused. The bytes that are returned are the bytes
         that were verified. An artifact that does not verify is read once more, afresh. If it is the same then, the leader
@@ -200,18 +172,20 @@ class Store:
         """
         final = self.home(digest)
         with store_errors(final):
-            self._refresh(final.parent)
             try:
-                found = self._verified(final, announced)
+                found = self._looked_up(final, announced)
             except _Torn as error:
                 if announced is None:
-                    with store_errors(self._layout.quarantine):
-                        set_aside(final, self._layout.quarantine, self.root)
+                    self._set_aside(final)
                 raise error.why from error
-        return None if found is None else (found.manifest, found.contents, found.digest)
+        return None if found is None else (found[0].manifest, found[1], manifest_digest(found[0].encoded))
 
-    def files(self, digest: str, largest: int | None = None) -> tuple[Manifest, bytes, bytes] | None:
-        """The artifact's manifest and its two files as they are, verified; None if there is none. Nothing is quarantined.
+    def _set_aside(self, final: Path) -> None:
+        with store_errors(self._layout.quarantine):
+            set_aside(final, self._layout.quarantine, self.root)
+
+    def object(self, digest: str, largest: int | None = None) -> StoredObject | None:
+        """The artifact's object, verified; None if there is none. Nothing is quarantined.
 
         One that is larger than `largest` bytes is not read, and raises `ArtifactUnreadable`. Raises `StoreError` and
         `ArtifactInvalid` as `fetch` does.
@@ -222,77 +196,105 @@ class Store:
                 found = self._verified(final, None, largest)
             except _Torn as error:
                 raise error.why from error
-        return None if found is None else (found.manifest, found.encoded, found.payload)
+        return None if found is None else found[0]
 
     def trusted(self, place: Path, encoded: bytes, announced: str | None = None) -> Manifest:
-        """The manifest in a file, here or read elsewhere, as `fetch` trusts it: it is the announced one, and its signature is
+        """The manifest of an object, here or read elsewhere, as `fetch` trusts it: it is the announced one, and its signature is
         judged. The name of `place` is the key's digest.
 
-        Raises `ArtifactInvalid`, which names `place`.
+        Raises `ArtifactInvalid`.
         """
         if announced is not None and manifest_digest(encoded) != announced:
-            raise _NotAnnounced(f"{place} is not the artifact that was announced")
+            raise _NotAnnounced(f"{place}: it is not the artifact that was announced")
         self._check_signature(place, encoded)
         manifest = Manifest.decode(encoded)
         if manifest.key.digest != place.name:
-            raise ArtifactInvalid(f"{place} holds the artifact of another key")
+            raise ArtifactInvalid("it holds the artifact of another key")
         return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
 
     def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
-        """The result of `fetch` for two files that were read elsewhere, trusted and verified in the same way; see `trusted`."""
-        manifest = self.trusted(place, encoded)
-        check_sizes(manifest)
-        return manifest, unpack(manifest, payload), manifest_digest(encoded)
+        """The result of `fetch` for an object that was read elsewhere, trusted and verified in the same way; see `trusted`."""
+        found = StoredObject(self.trusted(place, encoded), encoded, payload)
+        check_sizes(found.manifest, len(payload))
+        return found.manifest, found.contents(), manifest_digest(encoded)
 
-    def manifest_file(self, digest: str) -> bytes | None:
-        """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
+    def manifest_bytes(self, digest: str) -> bytes | None:
+        """The manifest as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no object."""
+        final = self.home(digest)
         try:
-            return read_plain(self.home(digest) / _MANIFEST, LARGEST_MANIFEST)
+            with open_plain(final, LARGEST_OBJECT) as file, _named(final):
+                return read_manifest(file.read, os.fstat(file.fileno()).st_size)[0]
         except OSError as error:
             if error.errno in _GONE:
                 return None
-            raise store_error(error, self.home(digest)) from error
+            raise store_error(error, final) from error
 
     def readable_manifest(self, digest: str) -> Manifest | None:
         """For people: the manifest, not verified; None if it is missing or damaged. Raises `StoreError`."""
         with suppress(ArtifactInvalid):
-            encoded = self.manifest_file(digest)
+            encoded = self.manifest_bytes(digest)
             return None if encoded is None else Manifest.decode(encoded)
         return None
 
     def stated(self, digest: str) -> tuple[Manifest, str] | None:
-        """The manifest, trusted as `fetch` would, and its file's SHA-256; None if it is missing. The payload is not looked at.
+        """The manifest, trusted as `fetch` would, and its SHA-256; None if it is missing. The payload is not looked at.
 
         Raises `StoreError` and `ArtifactInvalid`.
         """
-        encoded = self.manifest_file(digest)
+        encoded = self.manifest_bytes(digest)
         return None if encoded is None else (self.trusted(self.home(digest), encoded), manifest_digest(encoded))
 
+    def objects(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """All artifacts' files with their status, one bucket after the other. Lists directories: never on a job's way.
+
+        Raises OSError.
+        """
+        with os.scandir(self._layout.objects) as buckets:
+            names = sorted(each.name for each in buckets if len(each.name) == 2)
+        for name in names:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._layout.objects / name) as entries:
+                for entry in entries:
+                    if _DIGEST.fullmatch(entry.name):
+                        with suppress(FileNotFoundError):
+                            found = entry.stat(follow_symlinks=False)
+                            if stat.S_ISREG(found.st_mode):
+                                yield Path(entry.path), found
+
     def digests(self) -> Iterator[str]:
-        """The digests of all artifacts, one bucket at a time. Lists directories: never on a job's way."""
+        """The digests of all artifacts. Lists directories, as `objects` does. Raises `StoreError`."""
         with store_errors(self.root):
-            for bucket in sorted(p for p in self._layout.objects.iterdir() if len(p.name) == 2):
-                names: list[str] = []
-                with suppress(NotADirectoryError):  # nothing of ours
-                    names = os.listdir(bucket)  # noqa: PTH208
-                yield from sorted(name for name in names if _DIGEST.fullmatch(name))
+            yield from (path.name for path, _ in self.objects())
 
     def manifests(self) -> list[Manifest]:
         """The manifests of all readable artifacts; none if there is no store yet. Lists directories: never on a job's way."""
         digests = self.digests() if os.path.isdir(self._layout.objects) else ()  # noqa: PTH112
         return [found for digest in digests if (found := self.readable_manifest(digest)) is not None]
 
-    def _refresh(self, bucket: Path) -> None:
-        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself."""
+    def _refresh(self, bucket: Path) -> bool:
+        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself. False: there is no bucket."""
         try:
             refresh_names(bucket)
         except FileNotFoundError:
             refresh_names(self._layout.objects)
             with suppress(FileNotFoundError):
                 refresh_names(bucket)
+                return True
+            return False
+        return True
 
-    def _verified(self, final: Path, announced: str | None = None, largest: int | None = None) -> _Verified | None:
-        """None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node cannot tell, and OSError."""
+    def _looked_up(self, final: Path, announced: str | None = None) -> tuple[StoredObject, dict[str, bytes]] | None:
+        """As `_verified`, and once more if it is missing, which an NFS client may only remember."""
+        found = self._verified(final, announced)
+        if found is None and self._refresh(final.parent):
+            found = self._verified(final, announced)
+        return found
+
+    def _verified(
+        self, final: Path, announced: str | None = None, largest: int | None = None
+    ) -> tuple[StoredObject, dict[str, bytes]] | None:
+        """The object and its contents; None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node
+        cannot tell, and OSError.
+        """
         seen = []
         for afresh in (False, True):
             read: list[bytes] = []
@@ -303,7 +305,7 @@ class Store:
             except ArtifactInvalid as error:
                 if isinstance(error, ArtifactDistrusted) and error.unknown_key:
                     raise
-                seen.append((read, error))
+                seen.append((b"".join(read), error))
         (first, _), (second, why) = seen
         if first != second:
             raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
@@ -311,32 +313,32 @@ class Store:
 
     def _read(
         self, final: Path, announced: str | None, largest: int | None, afresh: bool, read: list[bytes]
-    ) -> _Verified | None:
+    ) -> tuple[StoredObject, dict[str, bytes]] | None:
         """The artifact; None if it is missing. What was read is in `read`, also if it does not verify.
 
-        The manifest is judged before anything that it states is obeyed: the payload of one that is not trusted is not read.
+        The manifest is judged before anything that it states is obeyed: the payload of one that is not trusted is not unpacked.
         Raises `ArtifactInvalid`, and OSError. ESTALE while reading means that another node has removed the artifact: a miss, too.
         """
-        try:
-            if not stat.S_ISDIR(final.lstat().st_mode):
-                raise ArtifactInvalid(f"{final} is no directory")
-            read.append(encoded := self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh))
+
+        def judge(encoded: bytes) -> Manifest:
             manifest = self.trusted(final, encoded, announced)
             if largest is not None and manifest.size > largest:
                 raise ArtifactUnreadable(f"{final}: {manifest.size} bytes are more than {largest}")
-            read.append(payload := self._read_file(final, _PAYLOAD, check_sizes(manifest).size, afresh))
+            return manifest
+
+        try:
+            with open_plain(final, LARGEST_OBJECT, afresh=afresh) as file, _named(final):
+
+                def noted(size: int) -> bytes:
+                    read.append(file.read(size))
+                    return read[-1]
+
+                found = read_object(noted, os.fstat(file.fileno()).st_size, judge)
+                return found, found.contents()
         except OSError as error:
             if error.errno in _GONE:
                 return None
             raise
-        return _Verified(manifest, unpack(manifest, payload), manifest_digest(encoded), encoded, payload)
-
-    def _read_file(self, final: Path, name: str, most: int, afresh: bool) -> bytes:
-        try:
-            return read_plain(final / name, most, afresh=afresh)
-        except FileNotFoundError as error:
-            final.lstat()  # raises if the whole artifact is gone
-            raise ArtifactInvalid(f"{final} lacks {name}") from error
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
         """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""
@@ -349,13 +351,15 @@ class Store:
             self._tell(f"{doubt.of(final)}; it is used all the same (KCOORD_TRUST=warn)", about=f"trust: {doubt.fault}")
 
 
-@dataclass(frozen=True)
-class _Verified:
-    manifest: Manifest
-    contents: dict[str, bytes]
-    digest: str  # of the manifest file
-    encoded: bytes
-    payload: bytes
+@contextmanager
+def _named(place: Path) -> Iterator[None]:
+    """Put `place` before the message of an `ArtifactInvalid` that says how an object is damaged."""
+    try:
+        yield
+    except ArtifactInvalid as error:
+        if type(error) is ArtifactInvalid:
+            raise ArtifactInvalid(f"{place}: {error}") from error
+        raise
 
 
 class _Torn(Exception):
@@ -371,5 +375,5 @@ class _NotAnnounced(ArtifactInvalid):
 
 
 def manifest_digest(encoded: bytes) -> str:
-    """The SHA-256 of a manifest file, which READY announces."""
+    """The SHA-256 of an object's manifest, which READY announces."""
     return hashlib.sha256(encoded).hexdigest()

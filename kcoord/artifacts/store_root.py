@@ -1,6 +1,6 @@
 """A store's root directory: how it is made, recognized and probed.
 
-``kcoord-store.msgpack`` marks it, with its format and uuid; ``v1`` holds the rest. `kcoord.artifacts.store` has the artifacts.
+``kcoord-store.msgpack`` marks it, with its format and uuid; ``v2`` holds the rest. `kcoord.artifacts.store` has the artifacts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import staging_name
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_error, store_errors
+from kcoord.files.link import publish_file
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import refresh_names, write_files
+from kcoord.files.rename import refresh_names
 
 FORMAT = 1
 MARKER = "kcoord-store.msgpack"
@@ -32,9 +33,9 @@ class StoreRoot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.objects = path / "v1" / "objects"
-        self.staging = path / "v1" / "staging"
-        self.quarantine = path / "v1" / "quarantine"
+        self.objects = path / LAYOUT / "objects"
+        self.staging = path / LAYOUT / "staging"
+        self.quarantine = path / LAYOUT / "quarantine"
         self._left: set[Path] = set()  # staged by us, and not removed because of a fault
 
     def create(self) -> str:
@@ -50,15 +51,20 @@ class StoreRoot:
             for place in (self.staging.parent, self.staging, self.objects):
                 place.mkdir(parents=place == self.staging.parent, exist_ok=True)
                 beneath.check(place, self.path)
-            fresh = self.staging / f"{staging_name()}.marker"
-            try:
-                write_files(self.staging, {fresh.name: _marker()}, durable=True)
-                os.link(fresh, self.path / MARKER)  # one of many creators wins, and no reader sees half a file
-            except FileExistsError:
-                pass
-            finally:
-                self.discard(fresh)
+        # one of many creators wins, and no reader sees half a file
+        publish_file(
+            self.path / MARKER,
+            self.path,
+            self.staging,
+            lambda file: file.write(_marker()),
+            self._is_marked,
+            self.discard,
+        )
         return self.uuid()
+
+    def _is_marked(self) -> bool:
+        refresh_names(self.path)
+        return os.path.lexists(self.path / MARKER)
 
     def uuid(self) -> str:
         """Raises `StoreError` if there is no store, or none of this format."""
@@ -103,27 +109,19 @@ class StoreRoot:
         Unlike `create` it makes no store: where a mount has vanished there is another disk.
         """
         self.uuid()
-        fresh = self.staging / f"{staging_name()}.probe"
         landed = self.objects / "probe"  # one name: killed processes leave one file at most
-        try:
-            try:
-                beneath.check(self.staging, self.path)
-                fresh.mkdir()  # the steps of a publish
-                write_files(fresh, {landed.name: os.urandom(size)}, durable=True)
-                beneath.rename(fresh / landed.name, landed, self.path)
-                with suppress(FileNotFoundError):
-                    beneath.unlink(landed, self.path)
-            finally:
-                self.discard(fresh)
-            for left in list(self._left):
-                self._left.discard(left)
-                self.discard(left)
-        except FileNotFoundError as error:
-            if self.staging.is_dir() and self.objects.is_dir():
-                return  # another node probed at the same moment, or NFS sent the rename twice
-            raise store_error(error, self.path) from error
-        except OSError as error:
-            raise store_error(error, self.path) from error
+        self._remove(landed)
+        publish_file(
+            landed, self.path, self.staging, lambda file: file.write(os.urandom(size)), lambda: True, self.discard
+        )  # what is there is another node's, which probes at the same moment
+        self._remove(landed)
+        for left in list(self._left):
+            self._left.discard(left)
+            self.discard(left)
+
+    def _remove(self, landed: Path) -> None:
+        with store_errors(self.path), beneath.opened(landed.parent, self.path) as place, suppress(FileNotFoundError):
+            os.unlink(landed.name, dir_fd=place)
 
     def discard(self, staged: Path) -> None:
         """Remove a staged file or directory of ours, now or at the next `check`: no other process may while we live."""

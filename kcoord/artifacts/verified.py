@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
-from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
+from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin
 from kcoord.artifacts.owners import check_directory, check_folders, check_ours
 from kcoord.files.daemon import Deferred
 from kcoord.files.reading import status_of
@@ -79,7 +79,7 @@ class Verified:
         if not packed or not _counts(verified):
             return None
         try:
-            digest, identities, files, seconds, origin, payload, *rest = msgpack.unpackb(packed, use_list=False)
+            digest, identities, files, seconds, origin, *rest = msgpack.unpackb(packed, use_list=False)
             if digest != key.digest:
                 return None
             sheltered = check_directory(root)
@@ -92,8 +92,7 @@ class Verified:
             if tuple(map(identity_of, statuses)) != identities:
                 return None
             plain = tuple(map(FileEntry._make, files))
-            stored = None if payload is None else Payload(*payload)
-            manifest = Manifest(key, plain, seconds, Origin(*origin), stored, b"", *rest)
+            manifest = Manifest(key, plain, seconds, Origin(*origin), b"", *rest)
         except _UNUSABLE as error:
             let_through(error)
             return None
@@ -106,7 +105,7 @@ class Verified:
         try:
             packed = msgpack.packb([
                 manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
-                manifest.payload, manifest.targets, manifest.unvouched, manifest.made_here,
+                manifest.targets, manifest.unvouched, manifest.made_here,
             ])  # fmt: skip
         except OverflowError:  # a time of after the year 2554 has no encoding
             return

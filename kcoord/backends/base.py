@@ -165,7 +165,7 @@ class Backend(Steps[R, H]):
             str(asked.device or target or ""),
             target=target,
             explain=lambda: self.details(request),
-            counters=self.counters(request),
+            aside=self.aside,
             recipe=recipe,
             meanwhile=lambda: self.meanwhile(request),
             loads=loads,

@@ -19,7 +19,6 @@ from kcoord.keys.tools.tree import tree_factors
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.settings import Settings
-from kcoord.telemetry.counters import Counters
 
 R = TypeVar("R")
 H = TypeVar("H")
@@ -49,6 +48,9 @@ class Steps(ABC, Generic[R, H]):
     """False: each request loads anew, because the compiler has a memory of its own."""
     explicit: ClassVar[bool] = False
     """True: the caller uses kcoord by name, so errors of keys, settings, publishing and loading are raised to it."""
+
+    aside: ClassVar[bool] = False
+    """True: its artifacts are no kernels of the job, and are in no figure."""
 
     # Steps: this process and its children.
 
@@ -163,10 +165,6 @@ class Steps(ABC, Generic[R, H]):
     @abstractmethod
     def load(self, request: R, artifact: Artifact) -> H:
         """The handle of an artifact. Must not write into ``artifact.path``."""
-
-    def counters(self, request: R) -> Counters | None:
-        """Counters for a request that is no kernel of the job; None: the job's."""
-        return None
 
     def meanwhile(self, request: R) -> None:
         """Called once if the request waits for another rank. Must return at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sys
 import time
@@ -17,8 +18,7 @@ from rich.table import Column, Table
 
 import kcoord
 from kcoord.artifacts.access import doubts
-from kcoord.artifacts.describe import seal
-from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
@@ -31,7 +31,6 @@ from kcoord.files import beneath
 from kcoord.files.atomic import staging_name
 from kcoord.files.faults import has_no_inodes, store_errors
 from kcoord.files.private import make_tier
-from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, LeaseService
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
@@ -192,19 +191,14 @@ def _refused(store: Store) -> StoreError | None:
 def _publish_and_fetch(store: Store) -> None:
     """Publish, fetch and remove one tiny artifact. Raises `KcoordError`."""
     key = CacheKey.of("doctor", "probe", name=staging_name())
-    scratch = store.root / "v1" / "staging" / staging_name()
+    content = b"kcoord doctor"
+    probe = FileEntry("probe", len(content), hashlib.sha256(content).hexdigest())
     try:
-        scratch.mkdir()
-        write_files(scratch, {"probe": b"kcoord doctor"}, durable=False)
-        manifest: Manifest = seal(scratch, key, 0.0, Origin.here(os.getpid(), None, ""))
-        published = store.publish(manifest, {"probe": b"kcoord doctor"})
+        published = store.publish(Manifest(key, (probe,), 0.0, Origin.here(os.getpid(), None, "")), {"probe": content})
         if store.fetch(key.digest, published) is None:
             raise KcoordError(f"{store.root}: the published artifact is not found: is it one file system on all nodes?")
-    except OSError as error:
-        raise KcoordError(f"{store.root}: {error.strerror}") from error
     finally:
-        for directory in (scratch, store.home(key.digest)):
-            beneath.remove(directory, store.root)
+        beneath.remove(store.home(key.digest), store.root)
 
 
 def _directory(what: str, path: Path) -> Iterator[Finding]:
@@ -213,9 +207,9 @@ def _directory(what: str, path: Path) -> Iterator[Finding]:
         yield Finding(what, "warn", f"{usage.free >> 20} MiB free", "free space: a job fills a few hundred MiB")
     inodes = os.statvfs(path)
     if has_no_inodes(path):
-        yield Finding(what, "warn", "no inodes left", "remove files: an artifact takes three inodes")
+        yield Finding(what, "warn", "no inodes left", "remove files")
     elif inodes.f_files and inodes.f_favail < 10_000:
-        yield Finding(what, "warn", f"{inodes.f_favail} inodes free", "remove files: an artifact takes three inodes")
+        yield Finding(what, "warn", f"{inodes.f_favail} inodes free", "remove files")
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:

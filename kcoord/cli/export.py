@@ -115,7 +115,7 @@ def _found(store: Store, keys: Iterable[str]) -> list[str]:
     wanted = []
     for key in keys:
         if len(key) == 64:
-            matches = [key] if store.manifest_file(key) is not None else []
+            matches = [key] if store.home(key).exists() else []
         else:
             matches = [d for d in store.digests() if d.startswith(key)]
         if len(matches) != 1:

@@ -21,7 +21,8 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
-from kcoord.report.timeline import jobs, load_timeline
+from kcoord.report.tables import several
+from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 
@@ -29,40 +30,28 @@ STDOUT = Path("-")
 _MOST_LISTED = 100  # jobs, in a table
 
 
-def job_command(
-    name: str, suffix: str, formats: str = "", *, compares: bool = False
-) -> Callable[[Callable[..., None]], click.Command]:
+def job_command(name: str, suffix: str, formats: str = "") -> Callable[[Callable[..., None]], click.Command]:
     """A subcommand about one job, whose function gets `timeline`, `path` (the output), `settings`, `as_json` and its own options.
 
-    `suffix` is that of the default output. Without JOB the subcommand lists the jobs. If it `compares`, OTHER may follow: the
-    subcommand is about OTHER then, and its function gets JOB's time line as `earlier`, which is None otherwise.
+    `suffix` is that of the default output. Without JOB the subcommand lists the jobs.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        of = " Of two jobs this is about OTHER." if compares else ""
-        function = click.argument("other", required=False)(function) if compares else function
-
         @subcommand(name, *ON_DISK)
         @click.argument("job", required=False)
         @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
                       help=f"Where to write it. Default: kcoord-JOB{suffix}; '-' is stdout{formats}.")  # fmt: skip
         @click.option("--hours", metavar="N", type=Finite(min=0, min_open=True),
-                      help="Only what began in the last N hours: for a name that several runs had." + of)  # fmt: skip
+                      help="Only what began in the last N hours: for a name that several runs had.")  # fmt: skip
         @functools.wraps(function)
         def run(
-            settings: Settings, job: str | None, output: Path | None, hours: float | None, as_json: bool,
-            other: str | None = None, **own: Any,
-        ) -> None:  # fmt: skip
+            settings: Settings, job: str | None, output: Path | None, hours: float | None, as_json: bool, **own: Any
+        ) -> None:
             if job is None:
                 _list_jobs(settings, as_json)
                 return
             if as_json and output == STDOUT:
                 raise click.UsageError("--json and '-o -' both want stdout: give -o a file")
-            if job == other:
-                raise click.UsageError("JOB and OTHER are one job: name two, the earlier one first")
-            if compares:
-                own["earlier"] = load_timeline(settings, job) if other is not None else None
-            job = job if other is None else other
             since = 0.0 if hours is None else max(0.0, time.time() - hours * 3600)
             function(
                 timeline=load_timeline(settings, job, since),
@@ -94,6 +83,11 @@ def _list_jobs(settings: Settings, as_json: bool) -> None:
     console.print(table)
     if len(found) > _MOST_LISTED:
         console.print(f"and {len(found) - _MOST_LISTED:,} older ones: --json lists all")
+
+
+def scope_of(timeline: Timeline, settings: Settings) -> str:
+    """The nodes that `timeline` is of: those that share the store, if it was read; else this node."""
+    return several(len(timeline.nodes), "node") if settings.store and not timeline.problems else "this node only"
 
 
 def _default_output(job: str, suffix: str) -> Path:

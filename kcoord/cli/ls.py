@@ -14,7 +14,7 @@ from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.options import ON_DISK, short_key, subcommand
 from kcoord.cli.output import echo
-from kcoord.report.variants import variants_of
+from kcoord.report.differences import distinguishing_factors
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import span_text
@@ -30,17 +30,17 @@ def command(settings: Settings, name: str, as_json: bool) -> None:
 
     Artifacts of one kernel are told apart by the factors in which their keys differ, constants first.
     """
-    found = _told_apart(m for m in newest_first(settings) if name in m.key.name)
+    found = _distinguished(m for m in newest_first(settings) if name in m.key.name)
     if as_json:
         _print_documents(found)
     else:
         _print_table(found, settings)
 
 
-def _told_apart(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, str]]:
+def _distinguished(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, str]]:
     """Each with its variant among the `_COMPARED` that were read with it: a store may hold a hundred thousand."""
     while some := list(islice(found, _COMPARED)):
-        variants = variants_of(some)
+        variants = distinguishing_factors(some)
         yield from ((manifest, variants[manifest.key.digest]) for manifest in some)
 
 

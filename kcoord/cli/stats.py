@@ -1,4 +1,4 @@
-"""``kcoord stats``: the counters of a job."""
+"""``kcoord stats``: the figures of a job."""
 
 from __future__ import annotations
 
@@ -6,38 +6,57 @@ import click
 from rich.table import Table
 
 from kcoord.cli.console import Console
-from kcoord.cli.options import WHERE, print_json, running_agent, subcommand
+from kcoord.cli.jobs import scope_of
+from kcoord.cli.options import WHERE, print_json, printable, running_agent, subcommand
 from kcoord.cli.output import echo
 from kcoord.report.tables import first_few
+from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
-from kcoord.telemetry.counters import summary
-from kcoord.telemetry.ledger import Ledger
+from kcoord.telemetry.figures import summary
+from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import plain_text
 
 _MOST_NAMED = 20
 
 
 @subcommand("stats", *WHERE)
-@click.option("--job", metavar="NAME", help="One job; default: every job that this node's agent knows.")
+@click.option("--job", metavar="NAME", help="Default: the job that wrote last.")
 def command(settings: Settings, job: str | None, as_json: bool) -> None:
-    """Print the counters of a job, summed over its ranks, and with Redis over its nodes."""
+    """Print the figures of a job.
+
+    While this node's agent knows the job they are this node's. Afterwards they are those of all nodes that share the store.
+    """
     if job == "":
-        raise click.UsageError("--job '' names no job: leave it out for all jobs")
+        raise click.UsageError("--job '' names no job: leave it out for the latest")
     with running_agent(settings) as client:
         reply = client.stats(job, quietly=True)
-    ledger = Ledger(settings.local_dir, "")
-    if reply is None:  # the agent of a finished job has ended; its ledger stays
-        reply = ledger.total(job)
-    if job and not reply["agents"]:  # no error: it may be a job's that asked for nothing
-        known = first_few([plain_text(name) for name in ledger.jobs()], _MOST_NAMED) or "none"
-        echo(f"kcoord: nothing is known here of job {plain_text(job)!r}; jobs of the last week: {known}", err=True)
-    counters = reply["counters"]
+    if reply is not None and reply["job"] is not None:
+        job, scope, nodes, found = reply["job"], "this node", None, reply["figures"]
+    else:
+        timeline = _recorded(settings, job)
+        job, nodes, found = timeline.job, timeline.nodes, timeline.figures
+        scope = scope_of(timeline, settings)
     if as_json:
-        print_json({**counters, "jobs": reply["jobs"], "agents": reply["agents"]})
+        print_json({**found, "job": job, "scope": scope, "nodes": nodes})
         return
-    table = Table("counter", "value")
-    for name, value in counters.items():
+    table = Table("figure", "value")
+    for name, value in found.items():
         table.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
     console = Console()
     console.print(table)
-    console.print(f"{len(reply['jobs'])} jobs, {reply['agents']} agents: {summary(counters)}")
+    console.print(printable(f"job {job}, {scope}: {summary(found)}"))
+
+
+def _recorded(settings: Settings, job: str | None) -> Timeline:
+    """The time line of `job`, or of the latest one; an empty one, and a line on stderr, if none is known."""
+    known = jobs(settings)
+    job = known[0].job if job is None and known else job
+    if job is None or directory_name(job) not in {directory_name(seen.job) for seen in known}:
+        names = first_few([plain_text(seen.job) for seen in known], _MOST_NAMED) or "none"
+        about = "nothing is known here" + (f" of job {plain_text(job)!r}" if job else "")
+        echo(f"kcoord: {about}; jobs of the last week: {names}", err=True)
+        return Timeline(job or "")
+    timeline = load_timeline(settings, job)
+    for problem in timeline.problems:
+        echo(f"kcoord: not read: {problem}", err=True)
+    return timeline

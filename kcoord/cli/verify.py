@@ -91,11 +91,11 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
     strict = Trust("require" if trust.policy == "warn" else trust.policy, trust.keys)
 
     def check(digest: str) -> None:
-        found = store.files(digest)
+        found = store.object(digest)
         if found is None:
             raise ArtifactInvalid("it is missing, or was removed this moment")
-        _, encoded, payload = found
-        seen.size += len(encoded) + len(payload)
+        encoded = found.encoded
+        seen.size += found.size
         signature = split(encoded)[1]
         if signature is not None:
             seen.signed += 1

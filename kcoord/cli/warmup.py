@@ -1,4 +1,8 @@
-"""``kcoord warmup``: compile a recorded profile before there is a job, in several processes, on any machine."""
+"""``kcoord warmup``: compile a recorded profile before there is a job, on all cores, on any machine.
+
+Its processes call `kcoord.warmup`: one, or, for recipes of the current GPU, one for each GPU. The first that misses a key starts
+the pool.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,27 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kcoord.cgroups import cores
 from kcoord.cli.options import ALL, Parsed, Whole, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
+from kcoord.profiles.choices import KIND
+from kcoord.replay.profile_access import recorded
 from kcoord.settings import NO_PROFILE, Settings, variable
-from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
-from kcoord.warmup.profile_access import recorded
-from kcoord.warmup.tasks import distinct
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.environment import job_name, with_variables
 from kcoord_launch.supervise import supervised
 
-_LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000
 _STORE_STANDS_STILL = 120.0  # seconds; one that takes nothing for so long is given up
 _ASK_AGAIN = 0.1  # seconds
@@ -44,7 +47,7 @@ def _target(text: str) -> str:
 @click.argument("name")
 @click.option("--target", "targets", multiple=True, type=Parsed("target", _target), help="Compile for this GPU "
               "(cuda:90, hip:gfx942) instead of the recorded ones; may be repeated. No GPU is needed.")  # fmt: skip
-@click.option("--workers", type=Whole(1), help="Processes that compile. Default: one for each core.")
+@click.option("--workers", type=Whole(1), help="Processes that compile, at most. Default: one for each core.")
 @json_flag
 @settings_flags(*ALL)
 def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:
@@ -57,36 +60,36 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     if settings.disable:
         echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
         return
-    recipes = distinct(recorded(settings, name), targets)
-    seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
-    count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
+    recipes = recorded(settings, name)
+    most = workers or int(cores())
+    one_each = gpus() if not targets and any(not r.target and r.backend != KIND for r in recipes) else [{}]
     begun = time.perf_counter()
-    processes: list[_Worker] = []
+    processes: list[subprocess.Popen[str]] = []
     with _interrupted_by_signals(), supervised(settings, job_name(settings), sums_up=False) as beside:
         if beside.get(variable("disable")) == "1":
             raise KcoordError("there is no agent to take what would be compiled (see above)")
         environment = with_variables(beside, environ_with(flags))
         environment[variable("profile")] = NO_PROFILE  # a warm-up records nothing
         try:
-            for rank in range(count):
-                ranked = {**environment, "RANK": str(rank), "WORLD_SIZE": str(count)}
-                processes.append(_started([name, *targets], ranked))
-            with shown(f"warm-up {name}", seconds, count, lambda: _look(processes)) if not as_json else nullcontext():
-                for worker in processes:
-                    worker.join()
+            for rank, gpu in enumerate(one_each[:most]):
+                ours = {**environment, **gpu, "RANK": str(rank), "WORLD_SIZE": str(len(one_each[:most]))}
+                shows = str(int(not as_json and not rank))
+                processes.append(_started([name, str(max(0, most - len(one_each))), shows, *targets], ours))
+            said = [process.stdout.read() for process in processes if process.stdout is not None]
+            codes = [process.wait() for process in processes]
         finally:
-            for worker in processes:
-                worker.stop()
+            for process in processes:
+                process.terminate()
+                process.wait()
         left = _uploaded(settings)
-    broken = [w.error for w in processes if w.report is None]
-    if broken:
-        last = broken[0].strip().splitlines()[-1:] or ["without an error message"]
-        raise KcoordError(f"{len(broken)} of {count} processes ended early: {last[0]}")
-    summary = _summary([w.report for w in processes if w.report is not None], time.perf_counter() - begun)
+    if any(codes):
+        ended = next(code for code in codes if code)
+        raise KcoordError(
+            f"{sum(map(bool, codes))} of {len(codes)} processes ended early, with exit code {ended} (see above)"
+        )
+    reports = [json.loads(each) for each in said]
+    summary = _summary(reports, time.perf_counter() - begun)
     failed = summary["failed"]
-    known = {f"kcoord: warm-up skips {item['name']}: {item['reason']}" for item in failed}
-    for line in dict.fromkeys(line for worker in processes for line in worker.warnings if line not in known):
-        echo(line, err=True)
     if as_json:
         print_json(summary)
     else:
@@ -94,17 +97,30 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             echo(plain_text(f"skipped {item['name']}: {item['reason']}", _LONGEST_LINE), err=True)
         echo(
             f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} loaded, {len(failed)} skipped, "
-            f"in {summary['seconds']:.1f} s by {count} processes"
+            f"in {summary['seconds']:.1f} s"
         )
     if failed and not summary["keys"]:
         raise KcoordError(
             "no key could be compiled: start this where the job's modules can be imported, as in its directory"
         )
-    alone = sum(worker.alone for worker in processes)
+    alone = sum(report["alone"] for report in reports)
     if alone and left is None:
         raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")
     if left:
         raise KcoordError(f"{left} kernels did not get into the store, which takes too long: run this again")
+
+
+def gpus() -> list[dict[str, str]]:
+    """For each GPU that this process may use, the variables that show that one alone; without a GPU, one without any."""
+    for variable_of_maker in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if variable_of_maker in os.environ:
+            numbers = [each for each in os.environ[variable_of_maker].split(",") if each.strip()]
+            return [{variable_of_maker: each} for each in numbers] or [{}]
+    cuda = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    hip = [node.read_text().strip() for node in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")]
+    shown = [{"CUDA_VISIBLE_DEVICES": str(n)} for n in range(cuda)]
+    shown += [{"HIP_VISIBLE_DEVICES": str(n)} for n in range(sum(each not in ("", "0") for each in hip))]
+    return shown or [{}]
 
 
 def _uploaded(settings: Settings) -> int | None:
@@ -136,76 +152,16 @@ def _interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _look(processes: list[_Worker]) -> Look:
-    return Look(max(w.done for w in processes), sum(w.compiled for w in processes))
-
-
-def _started(arguments: list[str], environment: dict[str, str]) -> _Worker:
+def _started(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     try:
-        return _Worker(arguments, environment)
+        return _start_process(arguments, environment)
     except OSError as error:  # a container's limit of processes, say
         raise KcoordError(f"a process cannot be started: {error.strerror}: ask for fewer --workers") from error
 
 
 def _start_process(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "kcoord.warmup", *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-class _Worker(threading.Thread):
-    """One process, and its output."""
-
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
-        super().__init__(daemon=True)
-        self.done = self.compiled = self.alone = 0
-        self.report: dict[str, Any] | None = None
-        self.error = ""  # the end of its stderr
-        self.warnings: list[str] = []  # kcoord's
-        self._process = _start_process(arguments, environment)
-        self._errors = threading.Thread(target=self._read_errors, daemon=True)
-        self._errors.start()
-        self.start()
-
-    def stop(self) -> None:
-        """End the process if it still runs: this one was interrupted."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait()  # after an interrupted `join` Python 3.12 and older take the thread for ended
-        self.join()
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.error = (self.error + line)[-_LONGEST_ERROR:]
-            if line.startswith("kcoord: "):
-                self.warnings.append(line.rstrip())
-
-    def run(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = _parsed(line)
-            if message is not None:
-                self.done, self.compiled = message.get("done", self.done), message.get("compiled", self.compiled)
-                self.alone = message.get("alone", self.alone)
-                self.report = message.get("report", self.report)
-        self._process.wait()
-        self._errors.join()
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A worker's message; None for a line that a compiler or a module printed."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and message.keys() <= {"done", "compiled", "report", "alone"} else None
+    program = [sys.executable, "-m", "kcoord.replay", *arguments]
+    return subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
 def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -218,5 +174,4 @@ def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "loaded": max(0, keys - compiled),
         "failed": [{"name": n, "reason": r} for n, r in sorted(failed.items())],
         "seconds": seconds,
-        "processes": len(reports),
     }

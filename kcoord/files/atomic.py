@@ -19,6 +19,9 @@ from kcoord.files.rename import sync_directory, write_file
 from kcoord.interruption import let_through
 
 CHECK = hashlib.sha256().digest_size  # bytes between a file's first line and its body
+LAYOUT = "v2"
+"""The directory that holds all of a store but its marker; its name is the version of the layout."""
+
 _log = logging.getLogger("kcoord")
 
 

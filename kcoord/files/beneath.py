@@ -50,6 +50,12 @@ def rename(source: Path, target: Path, root: Path | None = None) -> None:
         os.rename(source.name, target.name, src_dir_fd=there, dst_dir_fd=here)
 
 
+def link(source: Path, target: Path, root: Path | None = None) -> None:
+    """`os.link`, of a link itself. Both are below `root`."""
+    with opened(source.parent, root) as there, opened(target.parent, root) as here:
+        os.link(source.name, target.name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+
+
 def unlink(path: Path, root: Path | None = None) -> None:
     with opened(path.parent, root) as parent:
         os.unlink(path.name, dir_fd=parent)

@@ -1,4 +1,4 @@
-"""Publishing: a staged directory becomes an artifact by one `rename`, which one writer wins.
+"""Publishing in the local tier: a staged directory becomes an artifact by one `rename`, which one writer wins.
 
 The results of `rename` were measured on local disks and on NFS v3 and v4.1:
 
@@ -27,12 +27,12 @@ from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 
 
-def write_files(directory: Path, contents: dict[str, bytes], *, durable: bool) -> None:
-    """Write named contents below `directory`. `durable`: fsync each, so that they survive a crash."""
+def write_files(directory: Path, contents: dict[str, bytes]) -> None:
+    """Write named contents below `directory`."""
     for name, content in contents.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content, durable=durable)
+        path.write_bytes(content)
 
 
 def write_file(path: Path, content: bytes, *, durable: bool) -> None:
@@ -70,78 +70,45 @@ def refresh_names(directory: Path) -> None:
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _make(directory: Path, root: Path | None) -> None:
-    """`beneath.mkdir`. Touches the parent, so that an NFS client that cached the name as missing looks again."""
-    try:
-        beneath.mkdir(directory, root, 0o777 if root is not None else 0o700)
-    except FileExistsError:
-        return
-    with contextlib.suppress(OSError):  # the directory exists
-        beneath.touched(directory.parent, root)
-
-
 def rename_into_place(
-    staging: Path,
-    final: Path,
-    manifest_name: str,
-    is_valid: Callable[[Path], bool | None],
-    quarantine: Path,
-    root: Path | None = None,
-    *,
-    durable: bool,
+    staging: Path, final: Path, manifest_name: str, is_valid: Callable[[Path], bool], quarantine: Path
 ) -> bool:
     """Publish `staging` at `final`, whose parent's parent exists. Returns True if ours is there, False if another's valid one is.
 
-    ``is_valid(final)`` judges another writer's: one that fails is moved into `quarantine`; None means that it has gone. A
-    loser's staging directory is removed. All of it lies below `root` (`kcoord.files.beneath`). Not guaranteed: that the winner is
-    still there when this returns. Raises `StoreError`.
+    ``is_valid(final)`` judges another writer's: one that fails is moved into `quarantine`. A loser's staging directory is
+    removed. Not guaranteed: that the winner is still there when this returns, or survives a crash. Raises `StoreError`.
     """
-    why = "another's artifact comes and goes there: does something clean this directory?"
+    why = "three invalid artifacts in a row were found there: check who writes to the directory"
     with store_errors(final):
         token = (staging / manifest_name).read_bytes()  # unique: it states its writer and its time
-        _make(final.parent, root)
-        if durable:
-            sync_directory(staging)
+        with contextlib.suppress(FileExistsError):
+            final.parent.mkdir(mode=0o700)
         for _ in range(3):
-            won = _rename(staging, final, manifest_name, token, root)
-            if won:
-                if durable:
-                    sync_directory(final.parent)
+            if _rename(staging, final, manifest_name, token):
                 with contextlib.suppress(OSError):  # it is published
-                    beneath.touched(final.parent, root)  # an NFS client that cached "missing" looks again
+                    beneath.touched(final.parent)  # an NFS client that cached "missing" looks again
                 return True
-            valid = is_valid(final)
-            if valid:
-                beneath.remove(staging, root)
+            if is_valid(final):
+                beneath.remove(staging)
                 return False
-            if valid is not None:
-                why = "three invalid artifacts in a row were found there: check who writes to the directory"
-                set_aside(final, quarantine, root)
+            set_aside(final, quarantine)
     raise StoreError(f"{final}: {why}", why)
 
 
-def _rename(staging: Path, final: Path, manifest_name: str, token: bytes, root: Path | None) -> bool:
+def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> bool:
     try:
-        beneath.rename(staging, final, root)
+        beneath.rename(staging, final)
     except OSError as error:
         with contextlib.suppress(OSError):
             refresh_names(final.parent)  # the failed rename does not correct an NFS client that saw the name missing
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
-        if error.errno == errno.ENOTDIR and _is_directory(final.parent, root):
+        if error.errno == errno.ENOTDIR and final.parent.is_dir():
             return False  # a file or a symbolic link is at the name, and no artifact
         if error.errno == errno.ENOENT and _holds(final / manifest_name, token):
             return True
         raise
     return True
-
-
-def _is_directory(path: Path, root: Path | None) -> bool:
-    try:
-        with beneath.opened(path, root):
-            return True
-    except OSError:
-        return False
 
 
 def _holds(manifest: Path, token: bytes) -> bool:
@@ -152,7 +119,7 @@ def _holds(manifest: Path, token: bytes) -> bool:
 
 
 def set_aside(path: Path, quarantine: Path, root: Path | None = None) -> None:
-    """Move a directory into `quarantine`, for inspection. Its present readers can go on. Both are below `root`."""
+    """Move a file or a directory into `quarantine`, for inspection. Its present readers can go on. Both are below `root`."""
     if root is None:
         make_below(quarantine, 0o700)
     else:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.files import beneath
-from kcoord.files.atomic import replace_file
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import store_errors
 
 _ATTEMPTS = 5
@@ -58,7 +58,7 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
     """
     path = directory / name
     with store_errors(directory):
-        root = directory.parents[2] if directory.parents[1].name == "v1" else directory.parents[1]  # a user chose it
+        root = directory.parents[2] if directory.parents[1].name == LAYOUT else directory.parents[1]  # a user chose it
         root.mkdir(parents=True, exist_ok=True)
         for place in (*reversed(directory.relative_to(root).parents[:-1]), directory.relative_to(root)):
             with suppress(FileExistsError):

@@ -37,7 +37,7 @@ _MOST_SEEN = 10_000
 _SLACK = 60.0  # seconds; a process so much younger than an entry has not made it
 _NAME = re.compile(
     r"(?P<host>.+)-(?P<pid>[1-9]\d{0,9})-(?P<place>[0-9a-f]{8})?(?P<token>[0-9a-f]{12})"
-    r"(?:-own)?(?:\.(?:part|marker|probe|spans|swept))?"
+    r"(?:\.(?:part|probe|spans|swept))?"
 )
 
 

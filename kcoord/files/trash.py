@@ -55,7 +55,14 @@ class Trash:
     def put_back(self, trashed: Path, path: Path) -> bool:
         """Undo `take`. False if `path` exists again, or `trashed` is gone."""
         try:
-            beneath.rename(trashed, path, self._root)
+            try:
+                beneath.link(trashed, path, self._root)  # a rename would replace a file that was published meanwhile
+            except FileExistsError:
+                return False
+            except OSError:  # of a directory, or there are no links here
+                beneath.rename(trashed, path, self._root)
+            else:
+                beneath.unlink(trashed, self._root)
         except OSError:
             return False
         return True

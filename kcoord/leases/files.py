@@ -1,6 +1,6 @@
 """Leases as files in the store: for several nodes without Redis, and while Redis is away.
 
-``<store>/v1/leases/<ab>/`` holds ``<digest>.lease``, the marker, while a key is leased, and ``<digest>.outcome`` once it is READY
+``<store>/v2/leases/<ab>/`` holds ``<digest>.lease``, the marker, while a key is leased, and ``<digest>.outcome`` once it is READY
 or FAILED; `lease_files` reads and writes them. Nothing wakes a waiter of another node: it polls, ever more seldom. It learns of
 a change after at most a quarter of the time that it has waited, and at most 2 s, and follows a vanished holder after its TTL.
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
+from kcoord.files.atomic import LAYOUT
 from kcoord.leases import file_threads
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
 from kcoord.leases.file_threads import FileThreads
@@ -83,7 +84,7 @@ class FileLeases(LeaseService):
 
     def __init__(self, store: Path, *, ttl: float, limit: float, failure_ttl: float) -> None:
         super().__init__(limit)
-        self._root, self._staging = store / "v1" / "leases", store / "v1" / "staging"
+        self._root, self._staging = store / LAYOUT / "leases", store / LAYOUT / "staging"
         self._ttl, self._failure_ttl = ttl, failure_ttl
         self._keys: OrderedDict[str, _Key] = OrderedDict()  # those in use, and some that were used lately
         self._fences = itertools.count(1)

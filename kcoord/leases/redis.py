@@ -21,10 +21,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import time
 import uuid
 from collections.abc import Awaitable, Callable
-from itertools import chain
 from typing import Any, TypeVar
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
@@ -35,7 +33,6 @@ from kcoord.leases.facts import Facts
 from kcoord.leases.redis_client import (
     BROKEN,
     COMMAND_TIMEOUT,
-    NONSENSE,
     connect,
     is_of_another_master,
     repeated,
@@ -50,8 +47,6 @@ from kcoord.telemetry.events import log, tell_bug
 T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
-_DAY = 86400
-_STATISTICS_TTL = 2 * _DAY  # seconds; as long as anybody reads a hash of counters
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
 
@@ -176,34 +171,6 @@ class RedisLeases(LeaseService):
     def ready_keys(self, before: float = math.inf) -> list[str]:
         return self._facts.ready_keys(before)
 
-    async def add_up(
-        self, job: str, agent: str, counters: dict[str, float], read: bool = True
-    ) -> dict[str, dict[str, float]]:
-        """Store this agent's counters of `job` for a day or two, and return those of all its agents, or nothing without `read`.
-
-        Reading costs as much as the job has nodes: an agent that saves its counters every second must not. Each day has a hash of
-        its own, so that a name which every launch uses again gathers the agents of two days, and not of all time.
-        """
-        day = _day()
-        yesterday, name = (f"{self._prefix}:stats:{job}:{number}" for number in (day - 1, day))
-        fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
-
-        commands: list[tuple[Any, ...]] = []
-        if fields:
-            commands += [("HSET", name, *chain.from_iterable(fields.items())), ("EXPIRE", name, _STATISTICS_TTL)]
-        if read:
-            commands += [("HGETALL", yesterday), ("HGETALL", name)]
-        replies = await self._command(lambda: asyncio.gather(*(self._pipeline.ask(*command) for command in commands)))
-        found: dict[str, dict[str, float]] = {}
-        try:
-            for reply in replies[-2:] if read else ():
-                for field, value in zip(reply[::2], reply[1::2], strict=True):
-                    who, _, counter = field.decode(errors="replace").rpartition("|")
-                    found.setdefault(who, {})[counter] = float(value)
-        except NONSENSE as error:
-            raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
-        return found
-
     async def server_version(self) -> str:
         """As INFO gives it, with the name if that is Valkey; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
         try:
@@ -271,10 +238,6 @@ class RedisLeases(LeaseService):
         """Forget what is known: it may be of a server that is gone."""
         self._owner.doubt()
         self._news.doubt()
-
-
-def _day() -> int:
-    return int(time.time()) // _DAY
 
 
 def _parse(reply: Any) -> Won | Ready | Failed | Wait:

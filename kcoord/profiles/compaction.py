@@ -23,6 +23,7 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import sync_directory
@@ -56,7 +57,7 @@ def compact(store: Path, trust: Trust = OFF, most: int | None = None) -> int:
     Not guaranteed: that one part is left. Young or unreadable parts stay, parts whose signatures are not `trust`'s, and those for
     which a merged part has no room. Blocks for as long as the file system does.
     """
-    return _compact(store, store / "v1" / "profiles", PARTS, partial(_merge_parts, trust=trust), most)
+    return _compact(store, store / LAYOUT / "profiles", PARTS, partial(_merge_parts, trust=trust), most)
 
 
 def compact_requested(store: Path, most: int | None = None) -> int:
@@ -71,8 +72,8 @@ def _compact(
     store: Path, profiles: Path, files: FileFormat, merge: Callable[[Path, list[Path]], Merged | None], most: int | None
 ) -> int:
     """Raises `StoreError`."""
-    trash = Trash(store / "v1" / "trash", store)
-    place = trash.directory if os.access(trash.directory, os.F_OK) else store / "v1"
+    trash = Trash(store / LAYOUT / "trash", store)
+    place = trash.directory if os.access(trash.directory, os.F_OK) else store / LAYOUT
     if not os.access(place, os.W_OK | os.X_OK):
         return 0  # another user's: each pass would add a file, and remove none
     removed, left = 0, most

@@ -1,6 +1,6 @@
 """Packs: the artifacts that a profile's jobs asked for, in one file of the store: one sequential read for each node.
 
-A pack is ``<store>/v1/packs/<profile>/<content>.<key id>.pack``, or ``<content>.pack`` without a signature: a bundle
+A pack is ``<store>/v2/packs/<profile>/<content>.<key id>.pack``, or ``<content>.pack`` without a signature: a bundle
 (`kcoord.transfer.pack` reads and writes it), never changed. Its name has the SHA-256 of its signed index, which states every
 other byte, and its signer. Of a profile's packs by one signer the newest counts; its writer moves the others to the trash. A pack
 holds copies only: a node without one, or with a damaged one, looks each artifact up.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.shared_directory import paths_of, written_at
 from kcoord.profiles.automatic import is_automatic, nearest
 from kcoord.profiles.profile_files import times_of_profiles
@@ -28,7 +29,7 @@ _NAME = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9._-]{1,64})?\.pack")
 
 
 def packs_directory(store: Path, profile: str) -> Path:
-    return store / "v1" / "packs" / profile
+    return store / LAYOUT / "packs" / profile
 
 
 def pack_name(content: str, signer: str) -> str:

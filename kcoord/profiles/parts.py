@@ -1,6 +1,6 @@
 """Profiles: the recipes of what jobs compiled, in a directory of parts.
 
-A profile is ``<store>/v1/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
+A profile is ``<store>/v2/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
 ``<local_dir>/profiles/<name>/``, which is this node's alone. Each writer adds a *part*, one file that is renamed into place and
 named after the set of its recipes, so that equal nodes write one file. A reader merges all parts, without a lock or a wait.
 `kcoord.profiles.compaction` merges old parts into one now and then.
@@ -18,6 +18,7 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of, store_error, store_errors
 from kcoord.files.private import check_tier, make_own
 from kcoord.files.shared_directory import read_all, save
@@ -33,7 +34,7 @@ PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MO
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:
     """The directories of profiles; the first is where new parts go, if it can be written."""
-    return [*([store / "v1" / "profiles"] if store else []), local_dir / "profiles"]
+    return [*([store / LAYOUT / "profiles"] if store else []), local_dir / "profiles"]
 
 
 def unvouched(local_dir: Path) -> Path:
@@ -86,7 +87,7 @@ def forget_superfluous(root: Path) -> None:
     Nothing is removed through a link in the place of a store's directory. Raises OSError, `StoreError`.
     """
     # the user chose the store's root, or the local directory, and no link below it
-    chosen = root.parents[1] if root.parent.name == "v1" else root.parent
+    chosen = root.parents[1] if root.parent.name == LAYOUT else root.parent
     for name in superfluous(times_of_profiles(root)):
         beneath.remove(root / name, chosen)
         beneath.remove(root.parent / "packs" / name, chosen)

@@ -3,7 +3,7 @@
 A recipe outlives a change of the compiler or of the kernel's source, so it names no artifact. This list does: it serves to bring
 exactly these artifacts to a node before its job starts. After a change it is worthless and harmless: nothing asks for them.
 
-The list is ``<store>/v1/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
+The list is ``<store>/v2/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
 its content, so that equal nodes write one file. A reader merges them, without a lock. `kcoord.profiles.compaction` merges old
 files into one now and then. Untrusted: a file may be torn, another version's or another user's. A forged one can at worst have
 artifacts fetched that no job uses, and artifacts of a node kept: each is verified, and put where its own key belongs.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import StoreError
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
 from kcoord.files.shared_directory import read_all, save, written_at
 from kcoord.profiles.profile_files import FileFormat, profiles_in
@@ -62,7 +63,7 @@ class RequestedArtifact:
 
 
 def requested_directory(store: Path, profile: str) -> Path:
-    return store / "v1" / "needs" / profile
+    return store / LAYOUT / "needs" / profile
 
 
 def requested_profiles(store: Path) -> list[str]:

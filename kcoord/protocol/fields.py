@@ -28,7 +28,6 @@ LONGEST_PATH = 4095  # bytes; Linux takes no longer one
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
 _DIGEST = re.compile("[0-9a-f]{64}")
 _PATHS_REMEMBERED = 2048  # of a kilobyte, usually
-_LONGEST_PROCESS = 64  # characters of the name by which a process numbers its deliveries
 _MOST_COUNTED = 1 << 40  # of anything
 
 HEARTBEAT = 1.0  # seconds between two `waiting` frames, at most
@@ -93,14 +92,6 @@ def count_or_zero(message: Mapping[str, Any], name: str) -> int:
     """A count; 0 if it is none, or too large to be one."""
     found = message.get(name)
     return found if isinstance(found, int) and 0 < found <= _MOST_COUNTED else 0
-
-
-def process(message: Mapping[str, Any], name: str) -> str:
-    """The name by which a process numbers its deliveries."""
-    found: str = field(message, name, str)
-    if len(found) > _LONGEST_PROCESS:
-        raise ProtocolError(f"a process's name has at most {_LONGEST_PROCESS} characters")
-    return found
 
 
 def job(message: Mapping[str, Any], name: str) -> str:

@@ -140,14 +140,19 @@ class Joined(Answer, op="joined"):
 
 @dataclass(frozen=True)
 class Work(Answer, op="work"):
-    """The next recipe of a pool's worker, as `Recipe.to_wire` gives it; None: ask again. `over`: there is nothing left to do.
+    """The next recipe of a pool's worker, or of a warm-up's caller, as `Recipe.to_wire` gives it. `moved`: it was recorded on
+    another GPU.
 
-    `moved`: it was recorded on another GPU.
+    To a worker, None: ask again; `over`: there is nothing left to do. To a caller, None: there is nothing left for it; `waits`:
+    others compile it, wait for them. `left` of the caller's keys are not settled; workers of the pool compiled `pooled` of them.
     """
 
     recipe: dict[str, Any] | None = None
     over: bool = False
     moved: bool = False
+    waits: bool = False
+    left: int = 0
+    pooled: int = 0
 
 
 @dataclass(frozen=True)
@@ -270,16 +275,13 @@ class Record(Request, op="record"):
 
 @dataclass(frozen=True)
 class Deliver(Request, op="deliver"):
-    """Counters and spans of one process. Spans are as `Span.to_wire` gives them: what is none is left out later, and counted.
+    """Spans of one process, as `Span.to_wire` gives them. The agent leaves malformed ones out, and counts them.
 
-    `dropped`: spans that the process could not keep. `process` and `number` tell a delivery from one that is sent again.
+    `dropped`: spans that the process could not keep.
     """
 
-    counters: dict[Any, Any]
     spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
     dropped: Annotated[int, fields.count_or_zero] = 0
-    process: Annotated[str | None, fields.process] = None
-    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,8 @@ class Announce(Request, op="announce"):
 
     `node` of `nodes` is this node's number in the job, as far as it is known; `cores` are those of each. Of `modules`, which this
     process has imported, what other jobs compiled for `target` is a guess.
+
+    `waits`: this process takes part in compiling `recipes` (`Next`), and lets the pool have at least `workers`.
     """
 
     recipes: list[Any] = dataclasses.field(default_factory=list)
@@ -304,6 +308,8 @@ class Announce(Request, op="announce"):
     cores: Annotated[float, fields.number] = 1.0
     modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
     target: str = ""
+    waits: bool = False
+    workers: Annotated[int, fields.count_or_zero] = 0
 
 
 class Join(Request, op="join"):
@@ -326,13 +332,20 @@ class Take(Request, op="take"):
     last: bool = False
 
 
+@dataclass(frozen=True)
+class Next(Request, op="next"):
+    """A warm-up's caller is free. `ended` is how its last recipe ended: ``compiled``, ``loaded``, ``busy`` or ``failed``."""
+
+    ended: str = ""
+
+
 class Status(Request, op="status"):
     """Ask for the agent's status, and what is under way."""
 
 
 @dataclass(frozen=True)
 class Stats(Request, op="stats"):
-    """Ask for the counters of one job, or of all that the node knows."""
+    """Ask for the figures of one job on this node; by default of the job that delivered spans last."""
 
     job: Annotated[str | None, fields.job] = None
 

@@ -142,20 +142,9 @@ class AgentClient:
         """
         self._finish(lead, messages.GiveUp(key.digest, lead.token, why), messages.Done)
 
-    def deliver(
-        self,
-        counters: dict[str, float],
-        spans: Sequence[list[Any]] = (),
-        dropped: int = 0,
-        sender: tuple[str, int] | None = None,
-    ) -> bool:
-        """Add to the job's statistics and time line. False: no answer came; an agent is not started for them.
-
-        With `sender`, a name that only this process has and the delivery's number, one that is sent again is counted once.
-        """
-        process, number = sender or (None, None)
-        request = messages.Deliver(counters, list(spans), dropped, process, number)
-        return self.ask(request, messages.Done, quietly=True, start=False) is not None
+    def deliver(self, spans: Sequence[list[Any]], dropped: int = 0) -> bool:
+        """Add to the job's figures and time line. False: no answer came; an agent is not started for them."""
+        return self.ask(messages.Deliver(list(spans), dropped), messages.Done, quietly=True, start=False) is not None
 
     def lookup(self, key: CacheKey) -> bytes | None:
         """The choice that was made for `key`, from this node or the store. Waits for no other rank. None: none, or no agent."""
@@ -184,7 +173,7 @@ class AgentClient:
         return None if answer is None else answer.facts
 
     def stats(self, job: str | None = None, *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
-        """The counters of a job, or of all that the agent knows: ``jobs``, ``agents`` and ``counters``. None: no agent."""
+        """The ``figures`` of ``job`` on this node, by default of the latest one. None: no agent."""
         answer = self.ask(messages.Stats(job), messages.Facts, quietly=quietly, start=start)
         return None if answer is None else answer.facts
 

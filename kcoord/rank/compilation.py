@@ -20,20 +20,17 @@ from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
 from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
-from kcoord.files.rename import write_files
 from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.rank.client import AgentClient, Failed, Lead
 from kcoord.rank.staging import StagingDirectories, directory_held
-from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 _PRIVATE = "its files are in a temporary directory of its process"
-_SPARED = 64 << 20  # bytes of one compile that are kept in memory while they are published
 
 
 class Overtaken(BaseException):
@@ -65,13 +62,16 @@ def is_running(digest: str) -> bool:
 
 @dataclass(frozen=True)
 class CompilationContext:
-    """Parts that the compilations of a process share. ``ended(compilation, amounts)`` is called once for each, with counts."""
+    """Parts that the compilations of a process share. ``ended(compilation, seconds)`` is called once for each.
+
+    `find` is `Coordinator.find`.
+    """
 
     client: AgentClient
     notices: Notices
     directories: StagingDirectories
-    find: Callable[[CacheKey, Path, GPUTarget | None], Artifact | None]
-    ended: Callable[[Compilation, dict[str, float]], None]
+    find: Callable[..., Artifact | None]
+    ended: Callable[[Compilation, float], None]
 
 
 @dataclass
@@ -80,8 +80,9 @@ class Compilation:
 
     `run` does all of that for a compile that is one function. `failed` is set if another rank's compile of the key failed a
     moment ago, as somebody says: compile anyway. `target` is the GPU that was asked for, if it is known. If it is not `shared`,
-    end it with `keep`. `outcome`, once it has ended, and `note`, the reason why nobody coordinates it, are for the time line
-    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks.
+    end it with `keep`. `outcome`, once it has ended, `note`, the reason why nobody coordinates it, and `aside` are for its span
+    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks. `lost`:
+    `publish` failed, for somebody had removed the staged files.
     """
 
     context: CompilationContext
@@ -89,7 +90,7 @@ class Compilation:
     home: Path
     staging: Path
     device: str
-    counters: Counters
+    aside: bool
     target: GPUTarget | None = None
     lead: Lead | None = None
     failed: Failed | None = None
@@ -98,6 +99,7 @@ class Compilation:
     started: float = field(default_factory=time.perf_counter)
     ended: bool = False
     outcome: str = "ok"
+    lost: bool = False
     process: int = field(default_factory=os.getpid)
 
     def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, explicit: bool = False) -> U:
@@ -172,11 +174,12 @@ class Compilation:
         try:
             return self._withhold(took, astray) if astray else self._settle(took)
         except BaseException:
+            self.lost = not os.path.lexists(self.staging)
             if self.lead is not None and not self.lead.ended:  # interrupted before the agent was asked to publish
                 self.context.client.give_up(self.lead, self.key)
             raise
         finally:
-            self.context.ended(self, {"compiles": 1, "compile_seconds": took})
+            self.context.ended(self, took)
 
     def keep(self, why: str = "") -> None:
         """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""
@@ -186,16 +189,15 @@ class Compilation:
         self.context.directories.keep(self.staging)
         if self.lead is not None:
             self.context.client.give_up(self.lead, self.key, why or _PRIVATE)
-        self.context.ended(self, {"compiles": 1, "compile_seconds": took})
+        self.context.ended(self, took)
 
     def withhold(self, why: str) -> None:
         """Nothing of this compile is shared, though it did not fail: waiting ranks compile for themselves, at once."""
-        compiled = {"compiles": 1, "compile_seconds": time.perf_counter() - self.started}
-        self._end("private", lambda lead: self.context.client.fail(lead, self.key, why), compiled)
+        self._end("private", lambda lead: self.context.client.fail(lead, self.key, why))
 
     def adopted(self) -> Artifact:
         """The files that `keep` kept, as an artifact of this process. Raises `ArtifactInvalid` if there are none."""
-        return self._adopt(self.staging, time.perf_counter() - self.started)
+        return self._adopt(time.perf_counter() - self.started)
 
     def fail(self, log: str) -> None:
         """The compiler failed; `log` is what it printed, or its traceback."""
@@ -205,17 +207,18 @@ class Compilation:
         """Nothing was compiled, and nothing failed."""
         self._end("given up", lambda lead: self.context.client.give_up(lead, self.key))
 
-    def _end(self, outcome: str, answer: Callable[[Lead], None], amounts: dict[str, float] | None = None) -> None:
+    def _end(self, outcome: str, answer: Callable[[Lead], None]) -> None:
         if self.ended:
             return
         self.ended, self.outcome = True, outcome
+        took = time.perf_counter() - self.started
         if self.process != os.getpid():
             return  # the parent still compiles
         if self.lead is not None:
             answer(self.lead)  # first: others wait
         shutil.rmtree(self.staging, ignore_errors=True)
         if outcome != "overtaken":  # that request goes on, and is counted when it ends
-            self.context.ended(self, amounts or {"failures": 1})
+            self.context.ended(self, took)
 
     def _astray(self) -> str:
         """The contradiction between `target` and the staged files; empty if there is none."""
@@ -233,75 +236,36 @@ class Compilation:
         if self.lead is not None:
             self.context.client.fail(self.lead, self.key, why)
         self.context.directories.keep(self.staging)
-        return self._adopt(self.staging, took)
+        return self._adopt(took)
 
     def _settle(self, took: float) -> Artifact:
-        """Publish; if the disk refuses, use the staged files where they are; if it lost them, the copy in memory."""
-        directories, staging = self.context.directories, self.staging
-        if directories.is_shared(staging):
-            spare = _contents(staging)
-            try:
-                return self._published(took)
-            except ArtifactInvalid as error:
-                if not spare or any(_holds(d, spare) for d in (staging, _own(staging))):
-                    raise
-                self.context.notices.tell(
-                    f"{error}; its files have vanished, and are used from memory: does something clean {staging.parent}?"
-                )
-            staging = directories.new_private()
-            write_files(staging, spare, durable=False)
-        elif self.lead is not None:
-            self.note = _PRIVATE
-            self.context.client.give_up(self.lead, self.key, _PRIVATE)
-        return self._adopt(staging, took)
-
-    def _published(self, took: float) -> Artifact:
-        """Publish through the agent; without one directly; if the disk refuses, use the staged files where they are."""
-        key, home, staging, notices = self.key, self.home, self.staging, self.context.notices
-        self.context.client.publish(self.lead, key, staging, home, took, self.device)
+        """Publish through the agent, without one directly; if that is impossible, use the staged files where they are."""
+        key, home, staging, context = self.key, self.home, self.staging, self.context
+        if not context.directories.is_shared(staging):
+            if self.lead is not None:
+                self.note = _PRIVATE
+                context.client.give_up(self.lead, key, _PRIVATE)
+            return self._adopt(took)
+        published = context.client.publish(self.lead, key, staging, home, took, self.device)
         # also if no answer came: the agent may have ended between rename and reply
-        artifact = self.context.find(key, home, self.target)
+        artifact = context.find(key, home, self.target, published=published)
         if artifact is not None:
             return artifact
-        try:
-            # a name that only we know: an agent that is slow, and not dead, may still move the one that it was given
-            staging = staging.rename(_own(staging))
-        except FileNotFoundError:
-            artifact = self.context.find(key, home, self.target)  # it was faster, this very moment
-            if artifact is not None:
-                return artifact
-        except OSError as error:
-            let_through(error)
-            notices.tell(f"{error}; the kernel stays with this process")
-        self.context.directories.keep(staging)  # removed at the end of this process, unless it is published after all
+        context.directories.keep(staging)  # removed at the end of this process, unless it is published after all
         try:
             return local.publish_local(staging, home, key, took, Origin.here(0, None, self.device))
-        except StoreError as error:
+        except (StoreError, ArtifactInvalid) as error:
             let_through(error)
-            notices.tell(f"{error}; kernels stay with this process", about=f"not published here: {error.remedy}")
-        return self._adopt(staging, took)
+            artifact = context.find(key, home, self.target)  # an agent that was slow, and is not dead, was faster
+            if artifact is not None:
+                return artifact
+            if isinstance(error, ArtifactInvalid):
+                raise
+            context.notices.tell(
+                f"{error}; kernels stay with this process", about=f"not published here: {error.remedy}"
+            )
+        return self._adopt(took)
 
-    def _adopt(self, staging: Path, took: float) -> Artifact:
+    def _adopt(self, took: float) -> Artifact:
         self.outcome = "private"
-        return local.adopt(staging, self.key, took, Origin.here(0, None, self.device))
-
-
-def _own(staging: Path) -> Path:
-    return staging.with_name(f"{staging.name}-own")
-
-
-def _contents(staging: Path) -> dict[str, bytes]:
-    """The staged files; empty if they are too large to be kept in memory, or cannot be read."""
-    found: dict[str, bytes] = {}
-    try:
-        paths = [p for p in staging.rglob("*") if p.is_file() and not p.is_symlink()]
-        if sum(p.stat().st_size for p in paths) <= _SPARED:
-            found = {p.relative_to(staging).as_posix(): p.read_bytes() for p in paths}
-    except OSError as error:
-        let_through(error)
-        return {}
-    return found
-
-
-def _holds(directory: Path, contents: dict[str, bytes]) -> bool:
-    return all((directory / name).is_file() for name in contents)
+        return local.adopt(self.staging, self.key, took, Origin.here(0, None, self.device))

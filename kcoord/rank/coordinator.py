@@ -33,10 +33,9 @@ from kcoord.rank.connection_pool import forgets_after_fork
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.own_tiers import OwnTiers
 from kcoord.rank.pool_start import PoolStart
-from kcoord.rank.recorder import Recorder
 from kcoord.rank.staging import StagingDirectories, is_temporary
+from kcoord.rank.telemetry import RankTelemetry, Spans
 from kcoord.settings import Settings
-from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
@@ -50,10 +49,9 @@ class Request(NamedTuple):
     """A backend's request for the artifact of `key`, which lies at `home` once it is on this node.
 
     `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
-    another GPU than `target` are neither loaded nor published. `counters`: not the job's, for artifacts that are no kernels of
-    it. On a miss ``recipe()`` is the digest of the key's recipe, or None. ``meanwhile()`` is called once if there is a wait; it
-    must return at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted
-    as loaded.
+    another GPU than `target` are neither loaded nor published. `aside`: the artifact is no kernel of the job. On a miss
+    ``recipe()`` is the digest of the key's recipe, or None. ``meanwhile()`` is called once if there is a wait; it must return at
+    once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted as loaded.
     """
 
     key: CacheKey
@@ -61,7 +59,7 @@ class Request(NamedTuple):
     device: str = ""
     target: GPUTarget | None = None
     explain: Callable[[], Mapping[str, Any]] | None = None
-    counters: Counters | None = None
+    aside: bool = False
     recipe: Callable[[], str | None] = lambda: None
     meanwhile: Callable[[], None] | None = None
     loads: bool = True
@@ -77,18 +75,18 @@ class Coordinator:
         self._verified = Verified(settings.local_dir, strict=settings.policy == "require")
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
-        self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
+        self._telemetry = RankTelemetry(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
         self._staging = StagingDirectories(self.notices, self._tiers.trusts, settings.local_dir)
-        self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
+        self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._telemetry.ended)
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
         forgets_after_fork(self)
 
     @property
-    def counters(self) -> Counters:
-        """Counts of this process's requests for kernels, by outcome."""
-        return self._recorder.counters
+    def counters(self) -> Spans:
+        """Its ``read()`` returns the figures of this process."""
+        return self._telemetry.spans
 
     @property
     def usable(self) -> bool:
@@ -129,8 +127,7 @@ class Coordinator:
     def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy: ...
 
     def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy:
-        key, home, recorder = asked.key, asked.home, self._recorder
-        counters = recorder.counters if asked.counters is None else asked.counters
+        key, home, telemetry = asked.key, asked.home, self._telemetry
         begun = time.perf_counter()
         artifact = self.find(key, home, asked.target)
         if artifact is None and (home := self._published_at(key, asked.home)) != asked.home:
@@ -138,12 +135,12 @@ class Coordinator:
             artifact = self.find(key, home, asked.target)
         if artifact is not None:
             if asked.loads:
-                recorder.loaded(artifact, "local_hits", counters, begun)
+                telemetry.loaded(artifact, "", asked.aside, begun)
             return artifact
         if asked.explain is not None:
             key = key.with_details(asked.explain())
         if not self.trusts(home) or is_running(key.digest):
-            return self._compilation(key, home, asked.device, counters, asked.target)
+            return self._compilation(key, home, asked.device, asked.aside, asked.target)
         vanished, missed = list[Path](), 0
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
@@ -158,13 +155,12 @@ class Coordinator:
             took = time.perf_counter() - begun
             if not isinstance(answer, agent.Ready):
                 break
-            recorder.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
+            telemetry.waited("ok" if answer.source == "wait" else "fetch", key, asked.aside, begun, took)
             begun = time.perf_counter()
             artifact = self.find(key, home, asked.target, vanished.append)
             if artifact is not None:
                 if asked.loads:
-                    counters.add(pack_hits=int(answer.source == "pack"))
-                    recorder.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
+                    telemetry.loaded(artifact, answer.source, asked.aside, begun)
                 return artifact
             missed = answer.landing
             if len(vanished) < attempt:
@@ -172,32 +168,28 @@ class Coordinator:
         if len(vanished) == 2:
             self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
         try:
-            return self._begun(asked, key, counters, answer, begun, took)
+            return self._begun(asked, key, answer, begun, took)
         except BaseException:
             # interrupted, or no disk takes files: the exception would hold the lead for as long as it is kept
             if isinstance(answer, agent.Lead):
                 self._client.give_up(answer, key)
             raise
 
-    def _begun(
-        self, asked: Request, key: CacheKey, counters: Counters, answer: agent.Answer, begun: float, took: float
-    ) -> Compilation:
+    def _begun(self, asked: Request, key: CacheKey, answer: agent.Answer, begun: float, took: float) -> Compilation:
         """The compile that this rank is left with: `answer` is to a claim made at `begun` and answered `took` seconds later."""
-        recorder, lead, failed, note = self._recorder, None, None, ""
+        telemetry, lead, failed, note = self._telemetry, None, None, ""
         if isinstance(answer, agent.Ready):
             note = "the published artifact was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
             lead, note = answer, "the first rank was slow" if answer.hedges else ""
-            recorder.waited("lead", key, counters, begun, took)
+            telemetry.waited("lead", key, asked.aside, begun, took)
         elif isinstance(answer, agent.Failed):
             failed, note = answer, f"it had failed on {answer.where}"
-            recorder.waited("failed", key, counters, begun, took, note)
+            telemetry.waited("failed", key, asked.aside, begun, took, note)
         elif isinstance(answer, agent.Alone):
             note = answer.why
-            recorder.waited("alone", key, counters, begun, took, note)
-        if lead is None and failed is None:
-            counters.add(alone=1)
-        return self._compilation(key, asked.home, asked.device, counters, asked.target, lead, failed, note)
+            telemetry.waited("alone", key, asked.aside, begun, took, note)
+        return self._compilation(key, asked.home, asked.device, asked.aside, asked.target, lead, failed, note)
 
     def _compilation(self, key: CacheKey, home: Path, *rest: Any) -> Compilation:
         return Compilation(self._context, key, home, self._staging.new(home), *rest)
@@ -208,16 +200,18 @@ class Coordinator:
         home: Path,
         target: GPUTarget | None = None,
         missing: Callable[[Path], object] = lambda home: None,
+        published: bool = False,
     ) -> Artifact | None:
         """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
         that came without a signature, where signatures are required.
 
-        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`).
+        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`). `published`: the agent
+        has hashed its files this moment, so only its manifest is read.
         """
         if not self.trusts(home):
             return None
         try:
-            artifact = self._verified.open(home, key)
+            artifact = local.published(home, key.digest) if published else self._verified.open(home, key)
             if artifact is None:
                 missing(home)
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
@@ -246,7 +240,7 @@ class Coordinator:
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
         """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
-        compilation = self._compilation(key, self._published_at(key, home), device, self.counters)
+        compilation = self._compilation(key, self._published_at(key, home), device, False)
         compilation.shared = False
         return compilation
 
@@ -281,7 +275,7 @@ class Coordinator:
         handle = self._memory.get(key.digest, device)
         if handle is None:
             return ABSENT
-        self._recorder.found_in_memory(key.backend)
+        self._telemetry.found_in_memory(key.backend)
         return None if handle is _NONE else handle
 
     def keep_in_memory(self, key: CacheKey, device: DeviceKey, handle: T) -> T:
@@ -297,34 +291,44 @@ class Coordinator:
         found = self.request(asked) if wait else self.attempt(asked)
         if not isinstance(found, Compilation):
             return found
-        return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
+        try:
+            return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
+        except ArtifactInvalid as error:
+            if not found.lost:
+                raise
+            self.notices.tell(
+                f"{error}; its files have vanished, and it is compiled again: does something clean this disk?"
+            )
+        again = self.private(key, asked.home, asked.device)
+        again.run(compile, lambda _: again.keep(), explicit=True)
+        return again.adopted()
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""
         return self._client.status(quietly=True, start=False) if self.usable else None
 
     def stats(self, job: str) -> dict[str, Any] | None:
-        """The counters of `job`; None if no agent runs: none is started for it."""
+        """The figures of `job` on this node; None if no agent runs: none is started for it."""
         return self._client.stats(job, quietly=True, start=False) if self.usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.
 
-        Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that recipes which a process recorded
+        Delivered with the spans, after each compile, and by `close`. Not guaranteed: that recipes which a process recorded
         after its last compile arrive if it is killed.
         """
-        self._recorder.record(recipe)
+        self._telemetry.record(recipe)
 
     def close(self) -> None:
-        """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
-        self._recorder.close()
+        """Deliver spans and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
+        self._telemetry.close()
         self._verified.close()
         self._client.close()
         self._staging.close()
         self.pool.close()
 
     def forget_after_fork(self) -> None:
-        self._recorder.forget_after_fork()
+        self._telemetry.forget_after_fork()
         self._verified.forget_after_fork()
         self._memory.forget_after_fork()
         self._staging.forget_after_fork()

@@ -1,8 +1,8 @@
 """The start of the node's pool, by a launcher before its ranks, or by a rank: the agent lets one process of a job do it.
 
 The pool has the interpreter, the modules and the variables of the process that starts it, and ends with that process, which never
-waits for it. It is no child of a rank: a training script may wait for all its children, or be confused by one that it did not
-start.
+waits for it. It is forked twice, by way of a shell, and so no child of a rank: a training script may wait for all its children
+(``os.wait()``), or be confused by one that it did not start. Such a script may see the shell end, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HY
 """With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
 
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[3:]; "  # before anything is imported from the working directory
-    "from kcoord.pool.process import main; main(int(sys.argv[1]), sys.argv[2].split())"
+    "import sys; sys.path[:] = sys.argv[5:]; "  # before anything is imported from the working directory
+    "from kcoord.replay.process import main; "
+    "main(int(sys.argv[1]), sys.argv[2].split(), float(sys.argv[3]), int(sys.argv[4]))"
 )
 # a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
@@ -61,12 +63,17 @@ def has_cores_to_spare(ranks: int) -> bool:
 class PoolStart:
     """Tells the agent which keys are upcoming, and starts the pool that compiles them if the agent says so.
 
-    Thread-safe and fork-safe. Not guaranteed: that a pool starts, or compiles anything.
+    `stuck` seconds without progress end a pool's workers, and `grown` bytes of growth one of them. Thread-safe and fork-safe. Not
+    guaranteed: that a pool starts, or compiles anything.
     """
 
-    def __init__(self, settings: Settings, notices: Notices, client: AgentClient) -> None:
+    def __init__(
+        self, settings: Settings, notices: Notices, client: AgentClient, stuck: float = 30.0, grown: int = 1 << 30
+    ) -> None:
         self._settings, self._notices, self._client = settings, notices, client
-        self._wanted = settings.ahead > 0 and not settings.disable
+        self._limits = str(stuck), str(grown)
+        self._wanted = settings.pool_workers > 0 and not settings.disable
+        self._warms_up = False
         self._lock, self._threads = threading.Lock(), 0  # the lock is held while a thread asks, and starts the pool
         self._asked = -_ASK_AGAIN
         self._control: OwnSocket | None = None  # the pool ends when this closes
@@ -74,11 +81,26 @@ class PoolStart:
 
     def missed(self, target: GPUTarget | None) -> None:
         """A key for `target` is not on this node: the rest of the profile may be missing, too. Returns at once."""
-        if not self._wanted or self._settings.recorded_as is None:
+        if not self._wanted or (self._settings.recorded_as is None and not self._warms_up):
             return
         if time.monotonic() > self._asked + _ASK_AGAIN:
             self._asked = time.monotonic()
             self.start_soon(target="" if target is None else str(target))
+
+    @contextmanager
+    def warms_up(self, workers: int) -> Iterator[PoolStart]:
+        """In the block the first miss starts a pool, whatever the settings say, if it is to have any `workers`."""
+        before, self._wanted = self._wanted, workers > 0
+        self._asked, self._warms_up = -_ASK_AGAIN, True
+        try:
+            yield self
+        finally:
+            self._wanted, self._warms_up = before, False
+
+    @property
+    def has_started(self) -> bool:
+        """True if this process started the job's pool."""
+        return self._control is not None
 
     @property
     def takes_announcements(self) -> bool:
@@ -173,10 +195,6 @@ class PoolStart:
             time.sleep(_PAUSE)
         return None
 
-    def retire(self) -> None:
-        """Start no pool for the profile: this process replays it itself."""
-        self._asked = float("inf")
-
     def close(self) -> None:
         """End the pool, if this process started it, without waiting. Ranks take over its compiles, as after any death."""
         self._replace(None)
@@ -196,9 +214,7 @@ class PoolStart:
     ) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeError("this process knows no Python interpreter to start")
-        entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
-        flags = ["-O"] * sys.flags.optimize
-        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), " ".join(first), *entries]
+        program = [sys.executable, *["-O"] * sys.flags.optimize, *self._program(path, first)]
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -220,6 +236,11 @@ class PoolStart:
             raise
         return ours
 
+    def _program(self, path: Sequence[str], first: Sequence[str]) -> list[str]:
+        """The interpreter's arguments."""
+        entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
+        return ["-c", _PROGRAM, str(os.getpid()), " ".join(first), *self._limits, *entries]
+
 
 def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """The rank's, with `settings`; but a pool joins no process group, records nothing, and starts no pool."""
@@ -228,7 +249,7 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
         **kept,
         **settings.to_environ(),
         **_NO_GPU,
-        variable("ahead"): "0",
+        variable("pool_workers"): "0",
         variable("spawn"): "0",  # an agent that a worker started would have its low priority, and these settings
         variable("profile"): NO_PROFILE,
     }

@@ -1,83 +1,47 @@
-"""Why kernels were compiled: the most similar earlier artifact of the same name, and the factors in which the keys differ."""
+"""Keys of one kernel compared: the factors in which they differ, and those that keep ranks from sharing it.
+
+A difference between ranks counts only in factors that all ranks of a job should share (`_REMEDIES`). Others are no fault:
+pipeline stages run one kernel with other sizes, a warm-up deals out configurations, and GPUs may be of several kinds.
+
+Not guaranteed: that a difference is found where artifacts are gone or spans are missing. Code that differs between nodes is not
+told from code that differs between stages.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 from kcoord.report.findings import Findings, Kernel
-from kcoord.telemetry.spans import KEY_DIGITS
+from kcoord.report.tables import first_few
+from kcoord.report.timeline import Timeline
+from kcoord.telemetry.spans import KEY_DIGITS, plain_text
 
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
+_MOST_GROUPS = 64  # of one kernel's ranks
+_FEW = 4  # factors that tell keys apart
+_LONGEST_VALUE = 40  # characters
 _DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
+_INSTALLED = (
+    "compiler", "compilers", "driver", "libc", "machine", "packages", "platform", "python", "toolchain", "tools", "torch",
+    "triton", "version", "versions",
+)  # fmt: skip
+_OWN = "pass it when the kernel is launched, if all ranks are to run the same code"
+_REMEDIES = {
+    **dict.fromkeys(_INSTALLED, "install the same on all nodes"),
+    **dict.fromkeys(("env", "environment"), "set it alike on all nodes"),
+    **dict.fromkeys(("globals", "closure"), _OWN),
+    "trees": "copy the same files to all nodes",
+    "device_id": "if the code is the same for each GPU of a node, say so with scope=kcoord.Scope.TARGET",
+}
 
 Differences = tuple[tuple[str, str, str], ...]
 """Of two keys: factor, before, now."""
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Kernels that were compiled for one reason, with the `differences` of their keys from an earlier artifact's."""
-
-    reason: str
-    differences: Differences
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(k.seconds for k in self.kernels)
-
-
-def misses_of(manifests: Iterable[Manifest], began: float, found: Findings) -> list[Miss]:
-    """The reasons for each compile. `began`: Unix seconds of the job's begin; artifacts from before it are compared first."""
-    by_key, by_name = by_key_and_name(manifests)
-    return grouped((kernel, *_reason(by_key.get(kernel.key), by_name, began)) for kernel in found.compiled)
-
-
-def by_key_and_name(
-    manifests: Iterable[Manifest],
-) -> tuple[dict[str, Manifest], dict[tuple[str, str], list[Manifest]]]:
-    """Manifests by their key as spans have it, and by backend and name."""
-    by_key: dict[str, Manifest] = {}
-    by_name: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
-    for manifest in manifests:
-        by_key[manifest.key.digest[:KEY_DIGITS]] = manifest
-        by_name[manifest.key.backend, manifest.key.name].append(manifest)
-    return by_key, by_name
-
-
-def grouped(explained: Iterable[tuple[Kernel, str, Differences]]) -> list[Miss]:
-    """One `Miss` for each reason with its differences, the longest compiles first."""
-    groups: dict[tuple[str, Differences], list[Kernel]] = defaultdict(list)
-    for kernel, reason, differences in explained:
-        groups[reason, differences].append(kernel)
-    misses = [Miss(reason, differences, tuple(kernels)) for (reason, differences), kernels in groups.items()]
-    return sorted(misses, key=lambda m: -m.seconds)
-
-
-def _reason(
-    mine: Manifest | None, by_name: Mapping[tuple[str, str], list[Manifest]], began: float
-) -> tuple[str, Differences]:
-    if mine is None:
-        return "their artifacts are neither in the store nor on this node, so the reason is unknown", ()
-    if mine.origin.created < began:
-        return "compiled before with this very key: it could not be fetched, or was not right for this GPU", ()
-    relatives = by_name[mine.key.backend, mine.key.name]  # the manifest's: a span's name may be cut
-    older = [m for m in relatives if m.origin.created < began]
-    theirs = nearest(older, mine) or nearest(earlier(relatives, mine), mine)
-    if theirs is None:
-        return "never compiled before", ()
-    when = "before" if older else "in this job"
-    return f"compiled {when} with another value of these factors", differences_of(theirs, mine)
-
-
-def earlier(found: Iterable[Manifest], mine: Manifest) -> list[Manifest]:
-    return [m for m in found if m.origin.created <= mine.origin.created]
 
 
 def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
@@ -87,13 +51,105 @@ def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
     return min(others[:_MOST_COMPARED], key=lambda m: len(_diff(m, mine)), default=None)
 
 
+def earlier(found: Iterable[Manifest], mine: Manifest) -> list[Manifest]:
+    return [m for m in found if m.origin.created <= mine.origin.created]
+
+
 def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     """From `theirs` to `mine`, without hashes if anything else differs: a compiler's own hash explains nothing."""
     differences = _diff(theirs, mine)
     return [d for d in differences if " " in d.name or not (_is_digest(d.ours) and _is_digest(d.theirs))] or differences
 
 
-def differences_of(theirs: Manifest, mine: Manifest) -> Differences:
+def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
+    """By digest, the factors in which each key differs from the first of its kernel, and the first from the others:
+    ``BLOCK=64, num_warps=4``.
+    """
+    by_name: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
+    for manifest in manifests:
+        by_name[manifest.key.backend, manifest.key.name].append(manifest)
+    found: dict[str, str] = {}
+    for first, *others in by_name.values():
+        pairs = [(m, _differences(first, m)) for m in others if m.key.digest != first.key.digest]
+        usual = {name: before for _, differences in pairs for name, before, _ in differences}
+        for manifest, differences in [(first, ()), *pairs]:
+            values = {**usual, **{name: now for name, _, now in differences}}
+            texts = [f"{name.rpartition(' ')[2]}={plain_text(values[name], _LONGEST_VALUE)}" for name in sorted(values)]
+            found[manifest.key.digest] = plain_text(first_few(list(dict.fromkeys(texts)), _FEW))
+    return found
+
+
+@dataclass
+class Group:
+    """Ranks whose keys have the same values, and their nodes."""
+
+    ranks: set[int] = field(default_factory=set)
+    nodes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Divergence:
+    """Kernels whose ranks share no key, since these differ in `factors`; `groups` by the factors' values, the largest first.
+
+    `seconds`: of the compiles that equal keys would have spared.
+    """
+
+    factors: tuple[str, ...]
+    groups: dict[tuple[str, ...], Group] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)  # by key
+    seconds: float = 0.0
+
+    @property
+    def remedy(self) -> str:
+        return _REMEDIES[self.factors[0].partition(" ")[0]]
+
+
+def divergences_of(timeline: Timeline, found: Findings, manifests: Iterable[Manifest]) -> list[Divergence]:
+    """The costliest first. Processes without a rank are left out; of one kernel the first 64 groups are compared."""
+    by_key = {manifest.key.digest[:KEY_DIGITS]: manifest for manifest in manifests}
+    kernels = {((k.backend, k.name), k.key): k for k in found.kernels}
+    asked: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    node_of: dict[int, str] = {}
+    for process, span in timeline.spans():
+        if process.rank is not None and not span.aside:
+            node_of[process.rank] = process.node
+            asked[span.backend, span.name][span.key].add(process.rank)
+    cases: dict[tuple[str, ...], Divergence] = {}
+    for name, ranks_of in asked.items():
+        groups = [group for group in _linked(ranks_of) if any(key in by_key for key in group[1])]
+        for ranks, keys in groups[1:_MOST_GROUPS]:
+            first_ranks, first_keys = groups[0]
+            mine = next(by_key[key] for key in keys if key in by_key)
+            theirs = nearest([by_key[key] for key in first_keys if key in by_key], mine)
+            differences = _differences(theirs, mine) if theirs is not None else ()
+            shared = [each for each in differences if each[0].partition(" ")[0] in _REMEDIES]
+            if shared:
+                factors, before, now = zip(*shared, strict=True)
+                case = cases.setdefault(factors, Divergence(factors))
+                case.groups.setdefault(before, Group()).ranks |= first_ranks
+                case.groups.setdefault(now, Group()).ranks |= ranks
+                case.kernels |= {key: kernels[name, key] for key in first_keys}
+                case.seconds += sum(kernels[name, key].seconds for key in keys)
+    for case in cases.values():
+        case.groups = dict(sorted(case.groups.items(), key=lambda g: (-len(g[1].ranks), min(g[1].ranks))))
+        for group in case.groups.values():
+            group.nodes = list(dict.fromkeys(node_of[rank] for rank in sorted(group.ranks)))
+    return sorted(cases.values(), key=lambda case: (-case.seconds, case.factors))
+
+
+def _linked(ranks_of: Mapping[str, set[int]]) -> list[tuple[set[int], list[str]]]:
+    """Ranks that asked for common keys of one kernel, directly or through other ranks, with these keys; the most ranks first."""
+    of: dict[int, tuple[set[int], list[str]]] = {}  # by rank
+    for key, ranks in ranks_of.items():
+        common = {id(of[rank]): of[rank] for rank in ranks if rank in of}.values()
+        joined = ranks.union(*(group[0] for group in common)), [*(k for group in common for k in group[1]), key]
+        of.update(dict.fromkeys(joined[0], joined))
+    return sorted(
+        {id(group): group for group in of.values()}.values(), key=lambda group: (-len(group[0]), min(group[0]))
+    )
+
+
+def _differences(theirs: Manifest, mine: Manifest) -> Differences:
     return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
 
 

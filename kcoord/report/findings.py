@@ -1,8 +1,7 @@
-"""Findings of a job's time line: sums, kernels by compile time, duplicate and failed compiles."""
+"""Findings of a job's time line: kernels by compile time, duplicate and failed compiles."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -49,45 +48,15 @@ class Kernel:
 
 @dataclass
 class Findings:
-    """The sums equal the counters of ``kcoord stats``, but for memory hits, which leave no span.
-
-    Spans aside (`Kernel.aside`: Triton's own C modules and the like) are in no sum but `seconds_of`.
-    """
+    """The kernels of a time line, and its episodes: stretches without a long pause. `Timeline.figures` has the sums."""
 
     kernels: list[Kernel]
-    seconds_of: dict[str, float]
-    count_of: dict[str, int]
     episodes: list[tuple[float, float]]
 
     @property
     def compiled(self) -> list[Kernel]:
-        """Longest first."""
+        """Kernels of the job, those that took longest first."""
         return sorted((k for k in self.kernels if k.compiles and not k.aside), key=lambda k: -k.seconds)
-
-    @property
-    def compiles(self) -> int:
-        return sum(len(k.compiles) for k in self.compiled)
-
-    @property
-    def compile_seconds(self) -> float:
-        return sum(k.seconds for k in self.compiled)
-
-    @property
-    def loads(self) -> int:
-        return sum(k.loads for k in self.kernels if not k.aside)
-
-    @property
-    def saved_seconds(self) -> float:
-        return sum(k.saved for k in self.kernels if not k.aside)
-
-    @property
-    def wait_seconds(self) -> float:
-        return self.seconds_of.get("wait", 0.0)
-
-    @property
-    def ahead(self) -> list[Kernel]:
-        """Kernels that a pool compiled."""
-        return [k for k in self.compiled if any(process.pool for process, _ in k.compiles)]
 
     @property
     def duplicates(self) -> list[Kernel]:
@@ -101,16 +70,11 @@ class Findings:
 
 def findings_of(timeline: Timeline) -> Findings:
     kernels: dict[str, Kernel] = {}
-    seconds: dict[str, float] = defaultdict(float)
-    counts: dict[str, int] = defaultdict(int)
     for process, span in timeline.spans():
         identity = f"{span.key}:{span.backend}:{span.name}"
         kernel = kernels.get(identity)
         if kernel is None:
             kernel = kernels[identity] = Kernel(span.backend, span.name, span.key, span.aside)
-        if span.kind != "compile" or span.compiled:
-            seconds[span.kind] += span.seconds
-            counts[span.kind] += 1
         if span.kind == "compile":
             _add_compile(kernel, process, span)
         elif span.kind == "load":
@@ -119,7 +83,7 @@ def findings_of(timeline: Timeline) -> Findings:
         elif span.kind == "wait" and span.outcome != "lead":  # a leader waited for its agent's answer
             kernel.waiters.add(process)
             kernel.longest_wait = max(kernel.longest_wait, span.seconds)
-    return Findings(list(kernels.values()), dict(seconds), dict(counts), _episodes(timeline))
+    return Findings(list(kernels.values()), _episodes(timeline))
 
 
 def _add_compile(kernel: Kernel, process: Process, span: Span) -> None:

@@ -16,27 +16,19 @@ from html import escape
 from importlib.resources import files
 
 import kcoord
-from kcoord.report.comparison import Comparison
-from kcoord.report.differences import Miss
-from kcoord.report.divergence import Divergence
+from kcoord.report.differences import Divergence
 from kcoord.report.drawing import drawing
 from kcoord.report.findings import Findings
 from kcoord.report.sections import sections
 from kcoord.report.tables import percent, seconds, several
 from kcoord.report.timeline import Timeline
-from kcoord.telemetry.spans import KINDS, plain_text
+from kcoord.telemetry.spans import plain_text
 
 _LONGEST_PROBLEM = 1200
 _MOST_PROBLEMS = 10
 
 
-def page(
-    timeline: Timeline,
-    found: Findings,
-    misses: Sequence[Miss],
-    divergences: Sequence[Divergence] = (),
-    comparison: Comparison | None = None,
-) -> str:
+def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] = ()) -> str:
     """The report of a job as an HTML page."""
     resources = files("kcoord.report")
     script = resources.joinpath("report.js").read_text(encoding="utf-8")
@@ -55,9 +47,8 @@ def page(
             f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline, found)
         ),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in _notes(timeline, left_out)),
-        **_legend(found),
         "canvas_label": escape(label, quote=True),
-        "sections": sections(timeline, found, misses, divergences, comparison),
+        "sections": sections(timeline, found, divergences),
         "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
@@ -68,7 +59,7 @@ def page(
 def waiting_share(timeline: Timeline, found: Findings) -> float:
     """All waits, as a share of the ranks × the seconds of the episodes."""
     rank_seconds = timeline.ranks * sum(end - begin for begin, end in found.episodes)
-    return min(1.0, found.wait_seconds / rank_seconds) if rank_seconds > 0 else 0.0
+    return min(1.0, timeline.figures["wait_seconds"] / rank_seconds) if rank_seconds > 0 else 0.0
 
 
 def _date(when: float) -> str:
@@ -77,7 +68,7 @@ def _date(when: float) -> str:
 
 def _sentence(found: Findings, divergences: Sequence[Divergence]) -> str:
     again, failed = len(found.duplicates), len(found.failures)
-    apart = len({id(kernel) for each in divergences if each.remedy for kernel in each.kernels})
+    apart = len({key for each in divergences for key in each.kernels})
     text = f"{several(len(found.compiled), 'kernel')} compiled{', each once' if found.compiled and not again else ''}."
     if again:
         text += f" {several(again, 'kernel')} compiled more than once."
@@ -92,15 +83,23 @@ def _sentence(found: Findings, divergences: Sequence[Divergence]) -> str:
 
 def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
     parts = f", in {len(found.episodes)} parts" if len(found.episodes) > 1 else ""
-    used = f"{len(found.ahead):,} ({sum(bool(k.loads) for k in found.ahead):,} used)"
+    sums = timeline.figures
+    loads = sum(sums[name] for name in ("memory_hits", "local_hits", "store_hits", "waits"))
     return [
         ("nodes", f"{len(timeline.nodes):,}"),
         ("ranks", f"{timeline.ranks:,}"),
         (f"from the first request to the last{parts}", seconds(timeline.end - timeline.begin)),
-        ("compiles", f"{found.compiles:,}"),
-        ("spent compiling", seconds(found.compile_seconds)),
-        *([("compiled ahead by the pool", used)] if found.ahead else []),
-        ("of compiling saved", seconds(found.saved_seconds)),
+        ("requests", f"{sums['requests']:,}"),
+        ("kernels", f"{sums['kernels']:,}"),
+        ("compiles", f"{sums['compiles']:,}"),
+        ("spent compiling", seconds(sums["compile_seconds"])),
+        *(
+            [("compiled ahead by the pool", f"{sums['ahead']:,} ({sums['ahead_used']:,} used)")]
+            if sums["ahead"]
+            else []
+        ),
+        ("loads", f"{loads:,}"),
+        ("of compiling saved", seconds(sums["saved_seconds"])),
         ("of the ranks' time waiting", percent(waiting_share(timeline, found))),
     ]
 
@@ -114,10 +113,3 @@ def _notes(timeline: Timeline, left_out: int) -> list[str]:
     if left_out:
         notes.append(f"{left_out:,} spans, the shortest, are not drawn; the sums and tables have them.")
     return notes
-
-
-def _legend(found: Findings) -> dict[str, str]:
-    """By kind, the number of spans and their seconds; ``failed``: compiles that failed, or were lost with their process."""
-    in_vain = [span.seconds for k in found.kernels for _, span in (*k.failures, *k.lost)]
-    sums = {kind: (found.count_of.get(kind, 0), found.seconds_of.get(kind, 0.0)) for kind in KINDS}
-    return {kind: f"{n:,}, {seconds(s)}" for kind, (n, s) in {**sums, "failed": (len(in_vain), sum(in_vain))}.items()}

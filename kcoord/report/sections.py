@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from kcoord.report.comparison import Comparison
-from kcoord.report.differences import Miss
-from kcoord.report.divergence import Divergence
+from kcoord.report.differences import Divergence
 from kcoord.report.findings import Findings, Kernel, places, why_again
 from kcoord.report.tables import nodes_text, ranks_text, seconds, several, table
 from kcoord.report.timeline import Timeline
@@ -20,20 +18,11 @@ _FEW = 6  # names that are shown unfolded
 _LONGEST_VALUE = 300  # characters of a factor
 
 
-def sections(
-    timeline: Timeline,
-    found: Findings,
-    misses: Sequence[Miss],
-    divergences: Sequence[Divergence],
-    comparison: Comparison | None,
-) -> str:
+def sections(timeline: Timeline, found: Findings, divergences: Sequence[Divergence]) -> str:
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
-    compared = comparison and f"Compared with job {plain_text(comparison.job)}"
     return "".join((
-        _section(compared, _comparison(comparison, keys)) if comparison and compared else "",
         _section("Ranks whose keys differ", "".join(_divergence(each, keys) for each in divergences[:_MOST_ROWS])),
         _section("Slowest kernels", _slowest(found, keys)),
-        _section("Why they were compiled", "".join(_reason(each, keys) for each in misses[:_MOST_ROWS])),
         _section("Compiled more than once", _duplicates(found, keys)),
         _section("Failed or lost", _failures(found, keys)),
         _section("The agents", _events(timeline)),
@@ -66,34 +55,15 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
     return _rows(heads, rows)
 
 
-def _reason(miss: Miss, keys: dict[int, int]) -> str:
-    head = f"<h3>{several(len(miss.kernels), 'kernel')}, {seconds(miss.seconds)}: {escape(miss.reason)}</h3>"
-    factors = _rows(("factor", "before", "now"), [[_code(text) for text in each] for each in miss.differences])
-    return head + factors + _names(miss.kernels, keys)
-
-
-def _comparison(comparison: Comparison, keys: dict[int, int]) -> str:
-    sums = table(("", "#earlier", "#this run"), comparison.texts())
-    count = sum(len(miss.kernels) for miss in comparison.new)
-    new = f"<p>New in this run: {several(count, 'key')}.</p>" if count else ""
-    return sums + new + "".join(_reason(miss, keys) for miss in comparison.new[:_MOST_ROWS])
-
-
 def _divergence(divergence: Divergence, keys: dict[int, int]) -> str:
     kernels, factors = several(len(divergence.kernels), "kernel"), ", ".join(map(_code, divergence.factors))
-    more = (
-        f"{seconds(divergence.seconds)} more of compiling" if divergence.remedy else "for different GPUs, as expected"
-    )
     rows = [
-        (escape(ranks_text(sorted(g.ranks))), escape(nodes_text(g.nodes)), ", ".join(map(_code, g.values)))
-        for g in divergence.groups
+        (escape(ranks_text(sorted(group.ranks))), escape(nodes_text(group.nodes)), ", ".join(map(_code, values)))
+        for values, group in divergence.groups.items()
     ]
-    parts = [f"<h3>{kernels}, {more}: {factors}</h3>", _rows(("ranks", "nodes", "values"), rows)]
-    if divergence.left_out:
-        parts.append(f"<p>{several(divergence.left_out, 'more group', 'more groups')} of ranks.</p>")
-    if divergence.remedy:
-        parts.append(f"<p>Remedy: {escape(divergence.remedy)}.</p>")
-    return "".join((*parts, _names(divergence.kernels, keys)))
+    head = f"<h3>{kernels}, {seconds(divergence.seconds)} more of compiling: {factors}</h3>"
+    remedy = f"<p>Remedy: {escape(divergence.remedy)}.</p>"
+    return head + _rows(("ranks", "nodes", "values"), rows) + remedy + _names([*divergence.kernels.values()], keys)
 
 
 def _duplicates(found: Findings, keys: dict[int, int]) -> str:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from kcoord.report.span_reader import SpanFile, read
 from kcoord.report.tables import first_few
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
+from kcoord.telemetry.figures import figures
 from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.span_files import AgentEvent
-from kcoord.telemetry.spans import Process, Span, plain_text
+from kcoord.telemetry.spans import KINDS, Process, Span, plain_text
 
 _MOST_NAMED = 20  # jobs in an error's line
 _MOST_PROBLEMS = 3  # in an error's line
@@ -45,16 +47,22 @@ class Row:
 
 @dataclass
 class Timeline:
-    """`dropped` spans are missing; `problems` are lines about files that could not be read; `events` are in the order of time.
+    """`hits` are spans of hits in memory. `dropped` spans are missing; `problems` are lines about files that could not be read;
+    `events` are in the order of time.
 
     Each node's clock is taken as it is.
     """
 
     job: str
     rows: list[Row] = field(default_factory=list)
+    hits: list[tuple[Process, Span]] = field(default_factory=list)
     dropped: int = 0
     problems: list[str] = field(default_factory=list)
     events: list[AgentEvent] = field(default_factory=list)
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        return figures(chain(self.spans(), self.hits), self.dropped)
 
     @property
     def begin(self) -> float:
@@ -126,7 +134,7 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     be read are left out, and `problems` says so.
     """
     timeline = Timeline(job)
-    by_process: dict[Process, list[Span]] = defaultdict(list)
+    by_process: dict[Process, set[Span]] = defaultdict(set)  # a delivery that was sent again is there twice
     agents: list[SpanFile] = []
     files = _files(settings, job, since, timeline.problems)
     for path in files:
@@ -140,10 +148,12 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
         timeline.dropped += found.dropped
         agents.append(found)
         for process, spans in found.deliveries:
-            by_process[process] += spans if not since else [s for s in spans if s.begin >= since]
+            by_process[process].update(s for s in spans if s.begin >= since)
     timeline.events = [event for event in _events(agents) if event.when >= since]
-    timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items() if s])
-    if not timeline.rows:
+    drawn = {p: sorted((s for s in spans if s.kind in KINDS), key=lambda s: s.begin) for p, spans in by_process.items()}
+    timeline.rows = _in_order([Row(p, spans) for p, spans in drawn.items() if spans])
+    timeline.hits = [(p, s) for p, spans in by_process.items() for s in spans if s.kind not in KINDS]
+    if not timeline.rows and not timeline.hits:
         if timeline.problems:
             raise KcoordError(
                 f"nothing of job {plain_text(job)!r} could be read: {first_few(timeline.problems, _MOST_PROBLEMS)}"

@@ -1,4 +1,4 @@
-"""The holdings of a store: one small file, ``<store>/v1/holdings``, that the last pass which counted left for agents' metrics.
+"""The holdings of a store: one small file, ``<store>/v2/holdings``, that the last pass which counted left for agents' metrics.
 
 One agent of all makes a pass, or `kcoord gc`; the other agents read the figures here. They are as old as the file, whose
 modification time the file server sets. Not trusted: whoever can write to the store can forge them; they steer nothing.
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.atomic import replace_file
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
@@ -36,12 +36,12 @@ class Holdings:
 def note_holdings(store: Path, artifacts: int, size: int, files: int) -> None:
     """Raises OSError: on a full disk it is not noted."""
     content = msgpack.packb([_FORMAT, artifacts, size, files])
-    replace_file(store / "v1" / _NAME, content, store / "v1" / "staging", store)
+    replace_file(store / LAYOUT / _NAME, content, store / LAYOUT / "staging", store)
 
 
 def read_holdings(store: Path) -> Holdings | None:
     """None: nobody has counted yet, or the file is not of this version, or damaged. Raises `StoreError`."""
-    path = store / "v1" / _NAME
+    path = store / LAYOUT / _NAME
     try:
         try:
             content = read_plain(path, _LARGEST, afresh=True)

@@ -44,7 +44,7 @@ class Entry:
     system's clock.
 
     `name` is the digest of its key in the store, a path in the local tier. `toolchain` is empty if nobody looked, or can tell.
-    `is_pack`: it is the pack of a profile, and `name` its path below ``v1``.
+    `is_pack`: it is the pack of a profile, and `name` its path below ``v2``.
     """
 
     name: str

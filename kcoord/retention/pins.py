@@ -1,6 +1,6 @@
 """Pins: profiles whose artifacts are never removed from the store.
 
-A pin is ``<store>/v1/pins/<profile>.pin``: the digests that the profile's jobs had asked for when the pin was last updated. Each
+A pin is ``<store>/v2/pins/<profile>.pin``: the digests that the profile's jobs had asked for when the pin was last updated. Each
 `kcoord gc` adds those that they have asked for since (`kcoord.profiles.requested`), so a pin outlives the files that it was made
 of.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import CHECK, body_of, replace_file, with_check
+from kcoord.files.atomic import CHECK, LAYOUT, body_of, replace_file, with_check
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.settings import profile_name
@@ -44,7 +44,7 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
             if len(wanted) > _MOST_DIGESTS:
                 raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
-            replace_file(path, with_check(_FORMAT, body), store / "v1" / "staging", store, durable=True, create=anew)
+            replace_file(path, with_check(_FORMAT, body), store / LAYOUT / "staging", store, durable=True, create=anew)
     return wanted
 
 
@@ -59,7 +59,7 @@ def unpin(store: Path, profile: str) -> bool:
 
 def load_pins(store: Path) -> dict[str, set[str]]:
     """The digests that each pinned profile holds. Raises `StoreError` if any of it cannot be read."""
-    directory = store / "v1" / "pins"
+    directory = store / LAYOUT / "pins"
     found, left = {}, _MOST_HELD
     with store_errors(directory):
         for name in sorted(_names(directory)):
@@ -72,7 +72,7 @@ def load_pins(store: Path) -> dict[str, set[str]]:
 
 
 def _path(store: Path, profile: str) -> Path:
-    return store / "v1" / "pins" / f"{profile_name(profile)}{_SUFFIX}"
+    return store / LAYOUT / "pins" / f"{profile_name(profile)}{_SUFFIX}"
 
 
 def _names(directory: Path) -> list[str]:

@@ -11,24 +11,23 @@ The 256 directories of ``objects`` stay, also when they are empty: a publisher m
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.artifacts.catalog import homes_of
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
 from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.profiles.packs import all_packs
-from kcoord.retention.collected import BLOCK, Collected, blocks
+from kcoord.retention.collected import Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
 from kcoord.retention.tidying import Tidying, tidy_store
@@ -63,7 +62,7 @@ def collect(
     tidying = tidying or Tidying()
     check_is_store(store)
     with store_errors(store):
-        now = time.time() if dry_run else beneath.touched(store / "v1", store)
+        now = time.time() if dry_run else beneath.touched(store / LAYOUT, store)
         found = Collected()
         if not dry_run:
             tidy_store(store, tidying, now, found)
@@ -102,7 +101,7 @@ def _collect(
     if dry_run:
         found.removed = plan.doomed[:most]
         return
-    trash, objects = Trash(store / "v1" / "trash", store), store / "v1" / "objects"
+    trash, objects = Trash(store / LAYOUT / "trash", store), store / LAYOUT / "objects"
     taken: list[tuple[Doomed, Path]] = []
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:
@@ -117,28 +116,28 @@ def _collect(
     # a profile may have been pinned meanwhile, and its user was told that it is kept
     keep = pinned() if taken else keep
     for doomed, in_trash in taken:
-        if doomed.entry.name not in keep or not trash.put_back(in_trash, _home(objects, doomed.entry)):
+        if doomed.entry.name not in keep or not trash.put_back(in_trash, _path(objects, doomed.entry)):
             found.removed.append(doomed)
             if doomed.entry.is_pack:
                 with suppress(OSError):  # another pack is there
-                    beneath.rmdir(_home(objects, doomed.entry).parent, store)
+                    beneath.rmdir(_path(objects, doomed.entry).parent, store)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"
 
 
 def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
-    return trash.take(_home(objects, entry)) if _is_there(objects, entry) else None
+    return trash.take(_path(objects, entry)) if _is_there(objects, entry) else None
 
 
 def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        return _home(objects, entry).lstat().st_mtime == entry.made  # else it was replaced a moment ago
+        return _path(objects, entry).lstat().st_mtime == entry.made  # else it was replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
 
 
-def _home(objects: Path, entry: Entry) -> Path:
+def _path(objects: Path, entry: Entry) -> Path:
     if entry.is_pack:
         return objects.parent / entry.name
     return objects / entry.name[:2] / entry.name
@@ -167,25 +166,15 @@ def compact_profiles(
 def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = False) -> Iterator[Entry]:
     """The artifacts and the packs of `store`, one by one; with `toolchains` manifests are read. Raises OSError."""
     opened = Store(store)
-    for number, (home, status) in enumerate(homes_of(store)):
+    for number, (path, status) in enumerate(opened.objects()):
         _rest(number)
-        try:
-            sizes = _sizes(home)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # it goes in this very moment
-        used = max(status.st_mtime, uses.get(bytes.fromhex(home.name[: 2 * PREFIX]), 0.0))
-        toolchain = _toolchain(opened, home.name) if toolchains else ""
-        yield Entry(home.name, sum(sizes) + BLOCK, len(sizes) + 1, status.st_mtime, used, toolchain)
+        used = max(status.st_mtime, uses.get(bytes.fromhex(path.name[: 2 * PREFIX]), 0.0))
+        toolchain = _toolchain(opened, path.name) if toolchains else ""
+        yield Entry(path.name, blocks(status.st_size), 1, status.st_mtime, used, toolchain)
     for path, status in all_packs(store):
         used = max(status.st_mtime, uses.get(prefix_of(path.stem), 0.0))
-        name = path.relative_to(store / "v1").as_posix()
+        name = path.relative_to(store / LAYOUT).as_posix()
         yield Entry(name, blocks(status.st_size), 1, status.st_mtime, used, is_pack=True)
-
-
-def _sizes(home: Path) -> list[int]:
-    """Bytes of its files, in whole blocks."""
-    with os.scandir(home) as files:
-        return [blocks(entry.stat(follow_symlinks=False).st_size) for entry in files]
 
 
 def _toolchain(store: Store, digest: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
 from kcoord.profiles.packs import all_packs, signer_of
@@ -36,13 +37,13 @@ class Tidying:
 
 def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> None:
     """`now` is the store's own time. Counts in `found`. Raises OSError, `StoreError`."""
-    v1 = store / "v1"
-    _empty_trash(v1, store, tidying, found)
-    found.count("stale staging", sweep(v1 / "staging", store))
-    _tidy_quarantine(v1, store, tidying, now, found)
-    found.count("traces", _tidy_traces(v1 / "traces", store, tidying.traces_for, now))
+    layout = store / LAYOUT
+    _empty_trash(layout, store, tidying, found)
+    found.count("stale staging", sweep(layout / "staging", store))
+    _tidy_quarantine(layout, store, tidying, now, found)
+    found.count("traces", _tidy_traces(layout / "traces", store, tidying.traces_for, now))
     found.count("packs that were replaced", _tidy_packs(store, now))
-    found.count("outcomes of leases", _tidy_leases(v1 / "leases", store, now))
+    found.count("outcomes of leases", _tidy_leases(layout / "leases", store, now))
     found.count("notes of use, merged", merge_uses(store, now))
 
 
@@ -90,7 +91,7 @@ def _tidy_traces(traces: Path, root: Path, kept_for: float, now: float) -> int:
 
 def _tidy_packs(store: Path, now: float) -> int:
     """All but the newest of each profile and signer, after a day: a writer was killed before it moved them."""
-    trash, removed = Trash(store / "v1" / "trash", store), 0
+    trash, removed = Trash(store / LAYOUT / "trash", store), 0
     series = itertools.groupby(sorted(all_packs(store), key=_series_of), key=_series_of)
     for _, group in series:
         _, *older = sorted(group, key=lambda pack: (pack[1].st_mtime, pack[0].name), reverse=True)

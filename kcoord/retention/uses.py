@@ -1,7 +1,7 @@
 """The times at which artifacts were last used: coarse, and without a write for each load.
 
 An agent remembers the artifacts that its ranks asked for and loaded. Once a day, and when it ends, it leaves one file in
-``<store>/v1/used/``, named after its content; nodes that used the same artifacts write one file, and the next day touch it. The
+``<store>/v2/used/``, named after its content; nodes that used the same artifacts write one file, and the next day touch it. The
 file's modification time, which the file server sets, is the time of use. `merge_uses` turns many old files into one.
 
 An artifact is known by the first 16 digits of its digest, as in spans: two that share these keep each other.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import CHECK, body_of, replace_file, with_check
+from kcoord.files.atomic import CHECK, LAYOUT, body_of, replace_file, with_check
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.reading import read_plain
 
@@ -98,7 +98,7 @@ def merge_uses(store: Path, now: float) -> int:
 
 
 def _directory(store: Path) -> Path:
-    return store / "v1" / "used"
+    return store / LAYOUT / "used"
 
 
 def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
@@ -107,7 +107,7 @@ def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
     with suppress(FileExistsError):
         directory.mkdir()
     body = b"".join(_RECORD.pack(prefix, int(at)) for prefix, at in uses)
-    replace_file(directory / name, with_check(_FORMAT, body), store / "v1" / "staging", store)
+    replace_file(directory / name, with_check(_FORMAT, body), store / LAYOUT / "staging", store)
 
 
 def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:

@@ -1,1 +1,1 @@
-"""Counters, notices, spans, progress and logs: the telemetry that ranks and agents emit."""
+"""Notices, spans and their figures, progress and logs: the telemetry that ranks and agents emit."""

@@ -1,6 +1,6 @@
 """Span files: one for each agent and job, appended to by that agent alone. `kcoord.report.span_reader` reads them.
 
-``<local_dir>/traces/<job>/<agent>.spans`` is this node's; ``<store>/v1/traces/<job>/`` holds copies of all nodes' files. A file
+``<local_dir>/traces/<job>/<agent>.spans`` is this node's; ``<store>/v2/traces/<job>/`` holds copies of all nodes' files. A file
 is a line that names its format, a msgpack map about its node, and a map for each delivery of a process or each `AgentEvent`. A
 reader that does not know events takes them for empty deliveries. A writer that is killed leaves a torn record at the end.
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgpack
 
-from kcoord.files.atomic import replace_file
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.private import make_own
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import Process, Span, checked
@@ -31,7 +31,7 @@ _KEPT = 7 * 86400.0  # seconds
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:
     """The directories that hold the jobs' time lines: this node's, then the store's."""
-    return [local_dir / "traces", *([store / "v1" / "traces"] if store else [])]
+    return [local_dir / "traces", *([store / LAYOUT / "traces"] if store else [])]
 
 
 def header(node: str) -> bytes:

@@ -7,10 +7,11 @@ compile the compiler begins … it ends (without publishing)            ok, alon
 wait    the rank asks … another rank's artifact is on this node       ok, lead, failed, alone
 fetch   the rank asks … the store's artifact is on this node          ok
 load    the rank opens the node's artifact … it is known as verified   ok
+memory  no time: `Span.count` loaded handles were found                ok
 ======= ============================================================= =====================================================
 
-A hit in memory leaves no span. ``alone``: nobody coordinated the compile. ``private``: it was not shared. ``lost``: its process
-ended while it compiled, as its agent noted. After a wait that ends in ``lead`` this rank compiles.
+``alone``: nobody coordinated the compile. ``private``: it was not shared. ``lost``: its process ended while it compiled, as its
+agent noted. After a wait that ends in ``lead`` this rank compiles.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import math
 import os
 import reprlib
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kcoord.keys.cache_key import CacheKey
-
 KINDS = ("load", "fetch", "wait", "compile")
+"""Those that a time line draws: all but ``memory``."""
+
+SOURCES = ("", "store", "pack", "wait")
+"""Of a load: the artifact was on this node, came from the store or from a pack, or was compiled by another rank meanwhile."""
+
 OUTCOMES = ("ok", "alone", "private", "failed", "given up", "lost", "lead")
 COMPILED = ("ok", "alone", "private")
 """The outcomes of a compile that made an artifact."""
@@ -36,15 +37,15 @@ MOST_AT_ONCE = 1000  # spans in a frame or a record; the longest are far below a
 SHORTEST_WAIT = 0.01  # seconds; an agent that answers `Lead` sooner was asked, not waited for
 KEY_DIGITS = 16
 _LONGEST_TEXT = 200
-_MOST_KEPT = 4096
-_MANY = 1024
 _LAST_SECOND = 1e11  # Unix time in the year 5138
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """`begin`: Unix seconds by the rank's own clock. `key`: the start of a digest. `saved`: compile seconds that a load spared.
-    `aside`: no kernel of the job. `note`: a reason, for people."""
+    `aside`: no kernel of the job. `note`: a reason, for people. `source`: one of `SOURCES`, of a load. `inside`: seconds of a
+    compile in which its thread made other compiles. `count`: hits in memory, for which there is one span.
+    """
 
     kind: str
     outcome: str
@@ -56,6 +57,9 @@ class Span:
     saved: float = 0.0
     aside: bool = False
     note: str = ""
+    source: str = ""
+    inside: float = 0.0
+    count: int = 1
 
     @property
     def end(self) -> float:
@@ -67,72 +71,26 @@ class Span:
         return self.kind == "compile" and self.outcome in COMPILED
 
     def to_wire(self) -> list[Any]:
-        return [getattr(self, name) for name in self.__slots__]
+        """Its values; texts are cut."""
+        values = (getattr(self, name) for name in self.__slots__)
+        return [v[:_LONGEST_TEXT] if isinstance(v, str) else v for v in values]
 
     @classmethod
     def from_wire(cls, wire: Any) -> Span:
         """Raises ValueError unless `wire` is as `to_wire` gives it. Texts are cut, and unprintable characters replaced."""
-        if not isinstance(wire, (list, tuple)) or len(wire) < 10:  # a later version may add to it
-            raise ValueError("a span is a list of ten values")
-        kind, outcome, backend, name, key, begin, seconds, saved, aside, note = wire[:10]
-        if kind not in KINDS or outcome not in OUTCOMES or not isinstance(aside, bool):
+        if not isinstance(wire, (list, tuple)) or len(wire) != len(cls.__slots__):
+            raise ValueError(f"a span is a list of {len(cls.__slots__)} values")
+        kind, outcome, backend, name, key, begin, seconds, saved, aside, note, source, inside, count = wire
+        known = kind in (*KINDS, "memory") and outcome in OUTCOMES and source in SOURCES
+        if not known or not isinstance(aside, bool):
             raise ValueError(f"there is no span {reprlib.repr(kind)} with the outcome {reprlib.repr(outcome)}")
         if not isinstance(key, str) or len(key) > KEY_DIGITS or not set(key) <= set("0123456789abcdef"):
             raise ValueError("a span's key is the start of a digest")
         return cls(
             sys.intern(kind), sys.intern(outcome), plain_text(backend), plain_text(name), sys.intern(key),
-            _number(begin, _LAST_SECOND), _number(seconds, 1e9), _number(saved, 1e9), aside, plain_text(note),
+            _number(begin, _LAST_SECOND), _number(seconds, 1e9), _number(saved, 1e9), aside, plain_text(note), sys.intern(source),
+            _number(inside, 1e9), int(_number(count, 1e9)),
         )  # fmt: skip
-
-
-class Spans:
-    """The undelivered spans of one process. Thread-safe; after a fork the child needs its own.
-
-    Keeps at most `_MOST_KEPT` and counts further ones as dropped. Recording a span costs about a microsecond.
-    """
-
-    def __init__(self) -> None:
-        # protects the two below; reentrant, since a signal handler may add a span while its thread holds it
-        self._lock = threading.RLock()
-        self._kept: list[tuple[Any, ...]] = []
-        self._dropped = 0
-        self._epoch = time.time() - time.perf_counter()  # read once: a clock that steps does not distort a row
-
-    def add(
-        self, kind: str, outcome: str, key: CacheKey, started: float, seconds: float,
-        saved: float = 0.0, aside: bool = False, note: str = "",
-    ) -> bool:  # fmt: skip
-        """Record a span that began at `started` by `time.perf_counter`. True: many have gathered, deliver them."""
-        begin = self._epoch + started
-        span = (kind, outcome, key.backend, key.name, key.digest[:KEY_DIGITS], begin, seconds, saved, aside, note)
-        with self._lock:
-            if len(self._kept) >= _MOST_KEPT:
-                self._dropped += 1
-                return self._dropped % _MANY == 0
-            self._kept.append(span)
-            return len(self._kept) % _MANY == 0
-
-    def undelivered(self, most: int = _MOST_KEPT) -> tuple[list[list[Any]], int]:
-        """The oldest spans, at most `most`, as `Span.to_wire` gives them, and the number of dropped ones."""
-        with self._lock:
-            oldest, dropped = self._kept[:most], self._dropped
-        return [_short(span) for span in oldest], dropped
-
-    def batches(self) -> Iterator[tuple[list[list[Any]], int]]:
-        """`undelivered` in batches of `MOST_AT_ONCE`, at least one. Mark each as `delivered` before the next."""
-        for _ in range(_MOST_KEPT // MOST_AT_ONCE + 1):
-            yield self.undelivered(MOST_AT_ONCE)
-            if not self:
-                return
-
-    def delivered(self, count: int, dropped: int) -> None:
-        """Forget the `count` oldest spans and `dropped` of the dropped ones: the agent has both."""
-        with self._lock:
-            del self._kept[:count]
-            self._dropped -= dropped
-
-    def __len__(self) -> int:
-        return len(self._kept) + bool(self._dropped)
 
 
 @dataclass(frozen=True)
@@ -152,10 +110,6 @@ class Process:
     @classmethod
     def here(cls, rank: int | None) -> Process:
         return cls(os.uname().nodename, os.getpid(), rank)
-
-
-def _short(span: tuple[Any, ...]) -> list[Any]:
-    return [v[:_LONGEST_TEXT] if isinstance(v, str) else v for v in span]
 
 
 def checked(wire: Any, most: int = MOST_AT_ONCE) -> tuple[list[Span], int]:

@@ -6,6 +6,7 @@ A store carries artifacts between nodes: every reader gets the whole artifact th
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
-from kcoord.artifacts.payload import pack, with_payload
+from kcoord.artifacts.object import write_object
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.atomic import LAYOUT
 from kcoord.keys import CacheKey
 
 KEY = CacheKey.of("test", "kernel", source="x")
@@ -32,17 +34,17 @@ def manifest_of(files: dict[str, bytes] = FILES, key: CacheKey = KEY, host: str 
 
 
 def quarantined(store: Store) -> list[Path]:
-    directory = store.root / "v1" / "quarantine"
+    directory = store.root / LAYOUT / "quarantine"
     return list(directory.iterdir()) if directory.exists() else []
 
 
 def staged(store: Store) -> list[Path]:
-    return list((store.root / "v1" / "staging").iterdir())
+    return list((store.root / LAYOUT / "staging").iterdir())
 
 
-def _flip(path: Path) -> None:
+def _flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
+    content[position] ^= 4
     path.write_bytes(content)
 
 
@@ -50,19 +52,31 @@ def _append(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
+def _replace(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def object_of(manifest: Manifest, files: dict[str, bytes]) -> bytes:
+    """The bytes of an artifact's object, unsigned."""
+    file = io.BytesIO()
+    write_object(file, manifest, manifest.encode(), files)
+    return file.getvalue()
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a truncated payload": lambda home: os.truncate(home / "payload.tar.zst", 40),
-    "an empty payload": lambda home: os.truncate(home / "payload.tar.zst", 0),
-    "a longer payload": lambda home: _append(home / "payload.tar.zst"),
-    "a flipped bit": lambda home: _flip(home / "payload.tar.zst"),
-    "a missing payload": lambda home: (home / "payload.tar.zst").unlink(),
-    "a truncated manifest": lambda home: os.truncate(home / "manifest.msgpack", 40),
-    "an empty manifest": lambda home: os.truncate(home / "manifest.msgpack", 0),
-    "another key's manifest": lambda home: (home / "manifest.msgpack").write_bytes(
-        with_payload(manifest_of(key=OTHER_KEY), pack(manifest_of(), FILES)).encode()
-    ),
+    "a truncated payload": lambda path: os.truncate(path, path.stat().st_size - 20),
+    "a longer payload": _append,
+    "a flipped bit of the payload": lambda path: _flip(path, -100),
+    "a flipped bit of the manifest": lambda path: _flip(path, 60),
+    "a flipped bit of the header": lambda path: _flip(path, 20),
+    "a truncated manifest": lambda path: os.truncate(path, 40),
+    "an empty file": lambda path: os.truncate(path, 0),
+    "a directory": _replace,
+    "another key's artifact": lambda path: path.write_bytes(object_of(manifest_of(key=OTHER_KEY), FILES)),
+    "other files": lambda path: path.write_bytes(object_of(manifest_of(), dict.fromkeys(FILES, b""))),
 }
-"""Faults of a disk or a writer, done to an artifact's directory."""
+"""Faults of a disk or a writer, done to an artifact's object."""
 
 
 class StoreConformance:
@@ -107,16 +121,17 @@ class StoreConformance:
         assert store.fetch(KEY.digest) == fetched
         assert staged(store) == []
 
-    def test_an_artifacts_two_files_make_it_in_another_store(self, store: Store, tmp_path: Path) -> None:
+    def test_an_artifact_is_one_file_which_makes_it_in_another_store(self, store: Store, tmp_path: Path) -> None:
         announced = store.publish(manifest_of(), FILES)
-        found = store.files(KEY.digest)
+        found = store.object(KEY.digest)
         assert found is not None
-        _, encoded, payload = found
-        assert store.manifest_file(KEY.digest) == encoded
+        assert store.home(KEY.digest).read_bytes() == b"".join(found.pieces())
+        assert store.home(KEY.digest).stat().st_nlink == 1
+        assert store.manifest_bytes(KEY.digest) == found.encoded
         other = self.make_store(tmp_path / "other")
         other.open()
-        assert other.files(KEY.digest) is None
-        assert other.publish_files(KEY.digest, encoded, payload) == announced
+        assert other.object(KEY.digest) is None
+        assert other.publish_object(found) == announced
         assert other.fetch(KEY.digest, announced) == store.fetch(KEY.digest, announced)
 
     def test_what_is_not_there_is_a_miss(self, store: Store) -> None:
@@ -124,8 +139,8 @@ class StoreConformance:
         assert store.fetch(KEY.digest, "0" * 64) is None
         store.publish(manifest_of(key=OTHER_KEY), FILES)
         assert store.fetch(KEY.digest) is None
-        assert store.files(KEY.digest) is None
-        assert store.manifest_file(KEY.digest) is None
+        assert store.object(KEY.digest) is None
+        assert store.manifest_bytes(KEY.digest) is None
 
     def test_the_second_publisher_announces_the_winners_manifest(self, store: Store) -> None:
         first = store.publish(manifest_of(host="one"), FILES)
@@ -155,8 +170,8 @@ class StoreConformance:
         assert (list(store.digests()), store.manifests()) == ([], [])
         for key in keys:
             store.publish(manifest_of(key=key), FILES)
-        (store.home(keys[3].digest) / "manifest.msgpack").write_bytes(b"junk")
-        (store.root / "v1" / "objects" / "zz").touch()
+        store.home(keys[3].digest).write_bytes(b"junk")
+        (store.root / LAYOUT / "objects" / "zz").touch()
         assert sorted(store.digests()) == sorted(key.digest for key in keys)
         assert sorted(manifest.key.name for manifest in store.manifests()) == ["k0", "k1", "k2", "k4"]
 

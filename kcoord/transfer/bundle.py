@@ -4,7 +4,7 @@
 ``kcoord-bundle-1\n``                       16 bytes
 length of the index                         8 bytes, big-endian
 the index, signed if there is a key         msgpack: the blobs, in order, each with its size and SHA-256
-the blobs                                   each artifact's two files as they are in the store, then profiles
+the blobs                                   each artifact's manifest and payload as they are in the store, then profiles
 =========================================== ================================================================
 
 The index alone tells what a blob is; paths, times and hosts are in the manifests only. Equal artifacts and profiles make equal
@@ -20,12 +20,12 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.payload import check_sizes, unpack
+from kcoord.artifacts.object import StoredObject, check_sizes
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
@@ -127,10 +127,9 @@ def gather(
         if found is None:
             left_out[digest] = why
             continue
-        _, encoded, payload = found
-        vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
+        vouched = not trust.keys or trust.verifies(MANIFEST, found.encoded)
         if vouched or unsigned:
-            yield Packed(digest, Blob.of(encoded), Blob.of(payload), vouched)
+            yield Packed(digest, Blob.of(found.encoded), Blob.of(found.payload), vouched)
         else:
             left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
 
@@ -148,14 +147,14 @@ def contents_of(
     digests = [entry.digest for entry in index.artifacts]
     found_ones = (reads or Reads(store)).of(digests, "it was removed meanwhile")
     for entry, (_, found, why) in zip(index.artifacts, found_ones, strict=True):
-        if found is not None and Blob.of(found[1]) != entry.manifest:
+        if found is not None and Blob.of(found.encoded) != entry.manifest:
             found, why = None, "it was replaced meanwhile"
         if found is None:
             raise StoreError(
                 f"{store.home(entry.digest)} cannot be exported: {why}: see 'kcoord verify', and export again"
             )
-        yield found[1]
-        yield found[2]
+        yield found.encoded
+        yield found.payload
     for name, _ in index.profiles:
         yield profiles[name]
 
@@ -219,13 +218,14 @@ class Bundle:
         Raises `BundleInvalid` if the file has changed since, and `StoreError`.
         """
         done = Imported()
-        for entry, encoded, payload in self._artifacts(progress):
+        for entry, found in self._artifacts(progress):
+            encoded = found.encoded
             digest, vouched = entry.digest, self.vouched and entry.vouched
             if self._trust.required and not (vouched or self._trust.verifies(MANIFEST, encoded)):
                 done.refused += 1
                 continue
             try:
-                there = store.files(digest) is not None
+                there = store.object(digest) is not None
             except ArtifactDistrusted as error:
                 there = error.unknown_key  # not ours to replace
             except ArtifactInvalid:
@@ -235,7 +235,7 @@ class Bundle:
                 continue
             done.published += 1
             if not dry_run:
-                store.publish_files(digest, self._resealed(encoded) if vouched else encoded, payload)
+                store.publish_object(replace(found, encoded=self._resealed(encoded)) if vouched else found)
         return done
 
     def places(self) -> dict[str, tuple[int, Packed]]:
@@ -293,8 +293,8 @@ class Bundle:
         """True if a key of ours vouches for `profile`."""
         return self.vouched and profile not in self.index.doubtful
 
-    def _artifacts(self, progress: Progress) -> Iterator[tuple[Packed, bytes, bytes]]:
-        """Each artifact, its manifest file and payload, every byte verified. Raises `BundleInvalid`."""
+    def _artifacts(self, progress: Progress) -> Iterator[tuple[Packed, StoredObject]]:
+        """Each artifact, every byte verified. Raises `BundleInvalid`."""
         self._seek(self._start)
         done, size = 0, self.index.size
         for entry in self.index.artifacts:
@@ -304,14 +304,13 @@ class Bundle:
                 manifest = Manifest.decode(encoded)
                 if manifest.key.digest != entry.digest:
                     raise ArtifactInvalid("it is another key's")
-                if check_sizes(manifest).size != entry.payload.size:
-                    raise ArtifactInvalid("its manifest states another payload")
-                payload = self._blob(label, entry.payload)
-                unpack(manifest, payload)
+                check_sizes(manifest, entry.payload.size)
+                found = StoredObject(manifest, encoded, self._blob(label, entry.payload))
+                found.contents()
             except ArtifactInvalid as error:
                 raise BundleInvalid(f"{self._path}: {label}: {error}") from error
-            yield entry, encoded, payload
-            done += len(encoded) + len(payload)
+            yield entry, found
+            done += entry.manifest.size + entry.payload.size
             progress(done, size)
 
     def _blob(self, label: str, blob: Blob) -> bytes:

@@ -23,11 +23,12 @@ from typing import BinaryIO
 
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import OVERHEAD, VERIFIES_ONLY
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import staging_name
+from kcoord.files.atomic import LAYOUT, staging_name
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
@@ -36,7 +37,7 @@ from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_di
 from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
-from kcoord.transfer.reads import Files, Reads
+from kcoord.transfer.reads import Reads
 
 MOST_PACKED = 20_000  # artifacts
 LARGEST_PACKED = 8 << 20  # bytes of one artifact; a larger one is a long read in any case
@@ -83,7 +84,7 @@ def write_pack(
     head = head_of(index, trust)
     directory = packs_directory(store.root, profile)
     path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
-    staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
+    staged = store.root / LAYOUT / "staging" / f"{staging_name()}.part"
     try:
         beneath.check(staged.parent, store.root)
         with staged.open("wb", buffering=_CHUNK) as file:
@@ -100,7 +101,7 @@ def write_pack(
         ours = [other for other in packs_of(store.root, profile) if signer_of(other) == trust.signer]
         # none that is newer: of several writers at once one pack stays
         for older in list(itertools.dropwhile(lambda other: other != path, ours))[1:]:
-            Trash(store.root / "v1" / "trash", store.root).take(older)
+            Trash(store.root / LAYOUT / "trash", store.root).take(older)
         if is_automatic(profile):
             forget_superfluous(directory.parent)
     except OSError as error:
@@ -174,11 +175,11 @@ class Pack:
             files = self._files(digest)
             return files and self._store.checked(self.place / digest, *files)
 
-    def files(self, digest: str) -> Files | None:
-        """As `Store.files`; None if the pack lacks it. Raises `ArtifactInvalid` as `stated` does."""
+    def files(self, digest: str) -> StoredObject | None:
+        """As `Store.object`; None if the pack lacks it. Raises `ArtifactInvalid` as `stated` does."""
         with self._dropping(digest):
             files = self._files(digest)
-            return files and (self._store.checked(self.place / digest, *files)[0], *files)
+            return files and StoredObject(self._store.checked(self.place / digest, *files)[0], *files)
 
     @contextmanager
     def _dropping(self, digest: str) -> Iterator[None]:

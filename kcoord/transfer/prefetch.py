@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcoord.artifacts import local
-from kcoord.artifacts.payload import memory_of
+from kcoord.artifacts.object import memory_of
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.cgroups import free_memory

@@ -62,13 +62,13 @@ def _replay() -> None:
     from kcoord.profiles.automatic import is_automatic
     from kcoord.rank.connect import connect
     from kcoord.rank.pool_start import has_cores_to_spare
+    from kcoord.replay.warmup import replay
     from kcoord.telemetry.events import plain
-    from kcoord.warmup.runner import replay
 
     settings = connect().settings
     if is_automatic(settings.profile):
         return  # nobody asked for it, and a script may set variables before it imports anything
-    if settings.ahead and has_cores_to_spare(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+    if settings.pool_workers and has_cores_to_spare(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
         return
     report = replay()
     if report is not None and os.environ.get("RANK", "0") == "0":

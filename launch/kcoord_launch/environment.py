@@ -16,7 +16,7 @@ SECRET_VARIABLES = frozenset(map(variable, SECRETS))
 
 
 def job_name(settings: Settings, given: str | None = None) -> str:
-    """The job's name in statistics: the same on all nodes if anything names the job, else unique to this launch."""
+    """The job's name in figures: the same on all nodes if anything names the job, else unique to this launch."""
     if settings.job:
         return settings.job
     for name in (given, *map(os.environ.get, _JOB_IDS)):

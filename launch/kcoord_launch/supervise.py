@@ -26,8 +26,8 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
 from kcoord.rank.liveness import await_agent
 from kcoord.settings import Settings, variable
-from kcoord.telemetry.counters import summary
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.figures import summary
 from kcoord_launch.attendance import Attendance, hand_over
 from kcoord_launch.console import say
 from kcoord_launch.environment import rank_environment
@@ -152,7 +152,7 @@ def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterato
 
     A failure is one line, and the job runs without kcoord: then the variables turn it off.
     """
-    settings, launched = replace(settings, job=job, socket=settings.socket_path), time.time()
+    settings = replace(settings, job=job, socket=settings.socket_path)
     if not settings.spawn:  # a sidecar or a service starts the agent, and restarts it
         if why := await_agent(settings, settings.agent_timeout):
             say(f"{why}; none is started (KCOORD_SPAWN=0), and ranks compile for themselves until there is one")
@@ -160,7 +160,7 @@ def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterato
             yield rank_environment(settings)
         finally:
             if sums_up:
-                _say_summary(settings, job, launched)
+                _say_summary(settings, job)
         return
     supervisor = Supervisor(settings)
     failure: Exception | None = None
@@ -177,27 +177,21 @@ def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterato
     finally:
         try:
             if supervisor.leave() and sums_up:
-                _say_summary(settings, job, launched)
+                _say_summary(settings, job)
         finally:
             supervisor.stop()
 
 
-def _say_summary(settings: Settings, job: str, launched: float) -> None:
+def _say_summary(settings: Settings, job: str) -> None:
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
         stats = client.stats(job)
     if stats is not None:
-        more = f"; more: kcoord report {shlex.quote(job)}" if stats["counters"]["requests"] else ""
-        say(summary(stats["counters"]) + more)
-        compiled, seconds = (stats["counters"][name] for name in ("compiles", "compile_seconds"))
+        found = stats["figures"]
+        more = f"; more: kcoord report {shlex.quote(job)}" if found["requests"] else ""
+        say(f"this node: {summary(found)}{more}")
+        compiled, seconds = found["compiles"], found["compile_seconds"]
         if compiled and settings.store is None and (why := why_temporary(settings.local_dir)):
             say(
                 f"they stay in {settings.local_dir}, as {why}; a job that finds another directory there compiles them again, in "
                 f"{seconds:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or KCOORD_STORE"
-            )
-        cold = stats.get("cold_start")
-        if cold is not None:
-            after = cold["ended"] - launched
-            say(
-                f"the last new kernel was there {after:.1f} s after the launch; compiling and waiting took "
-                f"{min(after, cold['seconds']):.1f} s of the slowest rank's, the rest is the script's own"
             )

@@ -36,7 +36,7 @@ def earlier_job(sandbox: Sandbox, **settings: str) -> None:
     """Its agent goes on; what it compiled is in the store, and no more on this node."""
     counters(sandbox, **settings)
     assert sandbox.processes()
-    eventually(lambda: list((sandbox.root / "store" / "v1" / "objects").glob("*/*/manifest.msgpack")))
+    eventually(lambda: list((sandbox.root / "store" / "v2" / "objects").glob("*/*")))
     shutil.rmtree(sandbox.local / "objects")
 
 
@@ -47,11 +47,11 @@ def test_a_job_that_requires_signatures_is_not_served_by_an_agent_that_does_not(
     sandbox: Sandbox, earlier: dict[str, str]
 ) -> None:
     earlier_job(sandbox, **earlier)
-    unsigned = next((sandbox.root / "store" / "v1" / "objects").glob("*/*/manifest.msgpack"))
+    unsigned = next((sandbox.root / "store" / "v2" / "objects").glob("*/*"))
     if earlier.get("KCOORD_TRUST") == "warn":
         from tests.support.signing import unsigned as strip
 
-        strip(unsigned.parent)
+        strip(unsigned)
     found, _ = counters(sandbox, **SIGNED)
     assert (found["compiles"], found["store_hits"], found["alone"]) == (1, 0, 0), "by an agent of its own"
 
@@ -119,12 +119,12 @@ def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox
     store = Path(fetched_by_a_job_without_keys(sandbox)["KCOORD_STORE"])
     (home,) = sandbox.local.glob("objects/*/*/kcoord-manifest.msgpack")
     digest = home.parent.name
-    shutil.rmtree(Store(store).home(digest))
+    Store(store).home(digest).unlink()
     warns = trust(OURS, policy="warn")
     found = local.read_artifact(home.parent, digest)
     assert found is not None
     Store(store, warns).publish(found[0].manifest, found[1])
-    encoded = Store(store).manifest_file(digest)
+    encoded = Store(store).manifest_bytes(digest)
     assert encoded is not None
     assert not warns.verifies("manifest", encoded)
     with pytest.raises(ArtifactInvalid, match="fetched before signatures were required"):
@@ -136,10 +136,10 @@ def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signat
 ) -> None:
     """A recipe names a function, which a rank imports and calls."""
     store = opened(sandbox.root / "store", policy="off")
-    save_part(store.root / "v1" / "profiles" / "p", [recipe(66)])
+    save_part(store.root / "v2" / "profiles" / "p", [recipe(66)])
     flags = {"store": str(store.root), "local_dir": str(sandbox.local), "profile": "p"}
     prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
-    save_part(store.root / "v1" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
+    save_part(store.root / "v2" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
     without_store = {**flags, "store": ""}
     assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
     for signing in ({"signing_key": OURS}, {"signing_key": OURS, "trust": "warn"}):

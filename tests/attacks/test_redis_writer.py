@@ -81,7 +81,7 @@ def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
         answer = node.claim(node.client(), "ours")
         assert isinstance(answer, Ready), "the leader finds the one that is there"
         assert node.read("ours") == "a kernel"
-    assert not list((store / "v1").glob("quarantine/*")), "nothing is taken from the others"
+    assert not list((store / "v2").glob("quarantine/*")), "nothing is taken from the others"
 
 
 def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server: RedisServer) -> None:

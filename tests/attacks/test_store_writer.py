@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import shutil
+import struct
 import sysconfig
 import time
 import tracemalloc
@@ -19,7 +20,7 @@ import msgpack
 import pytest
 
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payload
+from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
@@ -51,6 +52,7 @@ from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import until
 from tests.support.artifacts import ORIGIN, publish
 from tests.support.command import KCOORD, kcoord
+from tests.support.objects import parts_of
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, finish
 from tests.support.signing import OURS, B, opened, trust
@@ -209,7 +211,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_tidied_leads_nowhere(
     root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, place: str, entry: str
 ) -> None:
     """The writer exchanges it between the moment in which it is listed and the one in which an entry is removed."""
-    directory, before = root / "v1" / place, files_of(victim)
+    directory, before = root / "v2" / place, files_of(victim)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / entry).mkdir() if entry == "documents" else (directory / entry).write_text("bait")
     os.utime(directory / entry, (1e9, 1e9))
@@ -238,8 +240,8 @@ def test_a_link_in_the_place_of_v1_leads_nowhere(root: Path, victim: Path, place
     (victim / place).mkdir()
     (victim / "documents").rename(victim / place / "documents")
     before = files_of(victim)
-    shutil.rmtree(root / "v1")
-    (root / "v1").symlink_to(victim)
+    shutil.rmtree(root / "v2")
+    (root / "v2").symlink_to(victim)
     for _ in range(2):
         with contextlib.suppress(StoreError):
             collect(root, Limits(), tidying=AT_ONCE)
@@ -250,7 +252,7 @@ def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere
     root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{os.uname().nodename}-1-{'0' * 20}"
-    for directory in (root / "v1" / "staging", victim):
+    for directory in (root / "v2" / "staging", victim):
         (directory / name).mkdir()
         (directory / name / "file").write_text("mine")
     before = files_of(victim)
@@ -258,20 +260,20 @@ def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere
 
     def listed(*arguments: Any) -> Any:
         found = list(real(*arguments))
-        (root / "v1" / "staging").rename(root / "aside")
-        (root / "v1" / "staging").symlink_to(victim)
+        (root / "v2" / "staging").rename(root / "aside")
+        (root / "v2" / "staging").symlink_to(victim)
         return found
 
     monkeypatch.setattr(sweep_module, "_owned", listed)
-    sweep_module.sweep(root / "v1" / "staging", elsewhere_after=-1.0, here_after=-1.0)
+    sweep_module.sweep(root / "v2" / "staging", elsewhere_after=-1.0, here_after=-1.0)
     assert files_of(victim) == before
 
 
 def test_a_torn_artifact_is_not_moved_out_of_the_store(root: Path, victim: Path) -> None:
     store = opened(root)
     digest = publish(store, "torn")
-    (store.home(digest) / "payload.tar.zst").write_bytes(b"torn")
-    (root / "v1" / "quarantine").symlink_to(victim)
+    store.home(digest).write_bytes(b"torn")
+    (root / "v2" / "quarantine").symlink_to(victim)
     before = sorted(victim.iterdir())
     with pytest.raises((ArtifactInvalid, StoreError)):
         store.fetch(digest)
@@ -284,14 +286,14 @@ BIG = 256 << 20  # bytes
 
 
 def forged(store: Store, payload: int, *names: str, size: int = 1) -> str:
-    """An artifact without a signature, whose manifest and whose sparse payload both have `payload` bytes."""
+    """An artifact without a signature, with a sparse payload of `payload` bytes."""
     files = tuple(FileEntry(name, size, "0" * 64) for name in sorted(names or ("kernel",)))
-    manifest = Manifest(CacheKey.of("test", "forged"), files, 1.0, ORIGIN, Payload(payload, "0" * 64))
-    home = store.home(manifest.key.digest)
-    home.mkdir(parents=True)
-    (home / "manifest.msgpack").write_bytes(manifest.encode())
-    with (home / "payload.tar.zst").open("wb") as file:
-        file.truncate(payload)
+    encoded = Manifest(key := CacheKey.of("test", "forged"), files, 1.0, ORIGIN).encode()
+    home = store.home(key.digest)
+    home.parent.mkdir(exist_ok=True)
+    with home.open("wb") as file:
+        file.write(b"kcoord-object-1\n" + struct.pack(">IQ", len(encoded), payload) + encoded)
+        file.truncate(file.tell() + payload)
     return home.name
 
 
@@ -309,7 +311,7 @@ def little_memory(most: int) -> Iterator[None]:
 def test_the_payload_of_an_artifact_that_is_not_trusted_is_not_read(root: Path) -> None:
     store = opened(root, OURS)
     digest = forged(store, BIG)
-    for ask in (store.files, store.fetch):  # the latter moves it aside
+    for ask in (store.object, store.fetch):  # the latter moves it aside
         with little_memory(16 << 20), pytest.raises(ArtifactDistrusted):
             ask(digest)
     assert not store.home(digest).exists()
@@ -333,10 +335,16 @@ def test_an_artifact_that_needs_more_memory_than_is_free_is_left_where_it_is(
     """Also where no signature is required: neither the payload is read, nor the artifact taken from nodes with more memory."""
     store = opened(root, policy="off")
     digest = forged(store, BIG, size=BIG)
-    monkeypatch.setattr("kcoord.artifacts.payload.free_memory", lambda: BIG)
+    monkeypatch.setattr("kcoord.artifacts.object.free_memory", lambda: BIG)
     with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="of memory"):
         store.fetch(digest)
     assert store.home(digest).exists()
+
+
+def test_a_payload_that_is_far_larger_than_its_files_is_not_read(root: Path) -> None:
+    store = opened(root, policy="off")
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="too large for files of 1"):
+        store.fetch(forged(store, BIG))
 
 
 def test_a_payload_that_would_unpack_to_far_more_is_not_read(root: Path) -> None:
@@ -390,7 +398,7 @@ def test_a_list_of_needs_that_nobody_signed_takes_no_more_memory_than_its_bytes(
 
 
 def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
-    directory, content = root / "v1" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
+    directory, content = root / "v2" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
     save_part(directory, [recipe("kernel", 1.0)])
     (directory / f"{'f' * 64}.recipes").write_bytes(content)
     notices = Notices()
@@ -470,7 +478,7 @@ def test_what_is_exported_unsigned_is_marked_and_never_signed(
 
 
 def file_of(store: Store, manifest: Manifest) -> bytes:
-    return (store.home(manifest.key.digest) / "manifest.msgpack").read_bytes()
+    return parts_of(store.home(manifest.key.digest))[0]
 
 
 @pytest.mark.parametrize("policy", ["warn", "off"])
@@ -478,7 +486,7 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
     sandbox: Sandbox, root: Path, policy: str
 ) -> None:
     """A part names functions that ranks import and call."""
-    profile = root / "v1" / "profiles" / "p"
+    profile = root / "v2" / "profiles" / "p"
     save_part(profile, [recipe(1)], trust=trust(OURS))
     save_part(profile, [recipe(66)])
     key, bundle = {"KCOORD_SIGNING_KEY": OURS}, str(sandbox.root / "b.kcb")
@@ -487,7 +495,7 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
         there = sandbox.root / f"there{len(flags)}"
         for importing in ("require", policy):
             kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
-        assert list(parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))) == expected
+        assert list(parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))) == expected
 
 
 # Links in the place of directories.
@@ -507,7 +515,7 @@ def lead(place: Path, outside: Path) -> None:
     place.symlink_to(outside)
 
 
-@pytest.mark.parametrize("name", ["v1/staging", "v1"])
+@pytest.mark.parametrize("name", ["v2/staging", "v2"])
 def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: Path, outside: Path, name: str) -> None:
     store = opened(root, OURS)
     publish(store, "before")
@@ -520,19 +528,19 @@ def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: P
     assert list(outside.rglob("*")) == [outside / "staging"]
 
 
-@pytest.mark.parametrize("name", ["v1/profiles/job", "v1/profiles", "v1/needs/job"])
+@pytest.mark.parametrize("name", ["v2/profiles/job", "v2/profiles", "v2/needs/job"])
 def test_no_part_of_a_profile_is_written_through_a_link(root: Path, outside: Path, name: str) -> None:
     opened(root, OURS)
     lead(root / name, outside)
     needed = RequestedArtifact("a" * 64, local.place_of("a" * 64))
-    part = functools.partial(save_part, root / "v1" / "profiles" / "job", [recipe("kernel", 1.0)])
+    part = functools.partial(save_part, root / "v2" / "profiles" / "job", [recipe("kernel", 1.0)])
     needs = functools.partial(save_requested, requested_directory(root, "job"), [needed])
     with pytest.raises(StoreError):
         (needs if "needs" in name else part)()
     assert list(outside.rglob("*")) == []
 
 
-@pytest.mark.parametrize("name", ["v1/leases", "v1/staging"])
+@pytest.mark.parametrize("name", ["v2/leases", "v2/staging"])
 def test_no_lease_file_is_made_through_a_link(root: Path, outside: Path, name: str) -> None:
     opened(root, OURS)
     lead(root / name, outside)

@@ -43,16 +43,16 @@ def store(sandbox: Sandbox) -> Path:
     root = sandbox.root / "store"
     store = opened(root, policy="off")
     home = store.home(publish(store, f"kernel{EVIL}"))
-    shutil.copytree(home, home.with_name(f"{home.name[:-1]}{'1' if home.name[-1] == '0' else '0'}"))
-    shutil.copytree(home, home.with_name(f"{home.name[:20]}{EVIL}"))
-    (store.home(publish(store, f"torn{EVIL}")) / "manifest.msgpack").write_bytes(b"torn")
-    (root / "v1" / "objects" / f"zz{EVIL}").mkdir()
-    save_part(root / "v1" / "profiles" / "good", [recipe(1)])
-    save_part(root / "v1" / "profiles" / f"bad{EVIL}", [recipe(1)])
+    shutil.copy(home, home.with_name(f"{home.name[:-1]}{'1' if home.name[-1] == '0' else '0'}"))
+    shutil.copy(home, home.with_name(f"{home.name[:20]}{EVIL}"))
+    store.home(publish(store, f"torn{EVIL}")).write_bytes(b"torn")
+    (root / "v2" / "objects" / f"zz{EVIL}").mkdir()
+    save_part(root / "v2" / "profiles" / "good", [recipe(1)])
+    save_part(root / "v2" / "profiles" / f"bad{EVIL}", [recipe(1)])
     for name in ("good", f"bad{EVIL}"):
-        (root / "v1" / "profiles" / name / f"x{EVIL}.recipes").write_bytes(b"torn")
-    (root / "v1" / "packs" / f"bad{EVIL}").mkdir(parents=True)
-    (root / "v1" / "packs" / f"bad{EVIL}" / f"{'0' * 64}.pack").write_bytes(b"torn")
+        (root / "v2" / "profiles" / name / f"x{EVIL}.recipes").write_bytes(b"torn")
+    (root / "v2" / "packs" / f"bad{EVIL}").mkdir(parents=True)
+    (root / "v2" / "packs" / f"bad{EVIL}" / f"{'0' * 64}.pack").write_bytes(b"torn")
     return root
 
 

@@ -142,8 +142,10 @@ def _wrong(round_: Round, thrown: list[Thrown], told: list[_Told]) -> list[str]:
         for event in rank.of("wrong"):
             harmed = [
                 o for o in thrown
-                if o.met and o.fault.kind == "artifact-on-node" and o.fault.node == rank.node
-                and round_.kernels[o.fault.kernel].name == event["kernel"] and event["asked"] - 0.5 <= o.began <= event["t"]
+                if o.met and o.fault.node == rank.node and event["asked"] - 0.5 <= o.began <= event["t"] and (
+                    o.fault.kind == "local-removed"
+                    or (o.fault.kind == "artifact-on-node" and round_.kernels[o.fault.kernel].name == event["kernel"])
+                )
             ]  # fmt: skip
             if not harmed:
                 findings.append(
@@ -258,7 +260,7 @@ def _excused(one: Thrown, number: int, name: str, done: list[tuple[_Told, dict[s
 def _logs(sites: list[Site]) -> list[str]:
     findings = []
     for site in sites:
-        for path in [site.log, *site.local.glob("*.log")]:
+        for path in [site.log, *site.logs()]:
             text = path.read_text(errors="replace")
             for block in _without_ordered(text):
                 if _ALARMING.search(block):
@@ -291,7 +293,7 @@ def _left_over(
     killed = {o.fault.node for o in thrown if o.met and o.fault.kind == "agent-kill"}
     for site in sites:
         findings += [f"process {pid} of node {site.number} is left: {command}" for pid, command in site.processes()]
-        sockets = [p.name for p in site.local.iterdir() if p.is_socket()]
+        sockets = [str(path) for path in site.sockets()]
         if sockets and not (round_.launcher == "ranks" and site.number in killed):
             findings.append(f"a socket of node {site.number} is left: {sockets}")
     if redis is not None:
@@ -299,9 +301,9 @@ def _left_over(
     failed = any(o.met and o.fault.kind.startswith("store-") for o in thrown)
     if store is not None and not killed and not failed:
         # what a killed agent leaves, and what a store that takes no writes keeps, ends by its TTL, which is seen by who asks
-        findings += [f"a lease file is left: {p.name}" for p in (store / "v1" / "leases").glob("*/*.lease")]
+        findings += [f"a lease file is left: {p.name}" for p in (store / "v2" / "leases").glob("*/*.lease")]
     stagings = [p for site in sites for p in site.local.glob("objects/*/.kcoord/staging")]
-    for staging in [*stagings, *([store / "v1" / "staging"] if store is not None else [])]:
+    for staging in [*stagings, *([store / "v2" / "staging"] if store is not None else [])]:
         sweep(staging, here_after=0.0, elsewhere_after=0.0)
         left = [p.name for p in staging.iterdir()] if staging.exists() else []
         findings += [f"{staging} holds {left} after it was swept"] if left else []

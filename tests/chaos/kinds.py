@@ -35,7 +35,7 @@ SETTINGS = {
     "KCOORD_FAILURE_TTL": FAILURE_TTL,
     "KCOORD_AGENT_TIMEOUT": AGENT_TIMEOUT,
     "KCOORD_IDLE_TIMEOUT": IDLE_TIMEOUT,
-    "KCOORD_STALL": STALL,
+    "KCOORD_STALL_SECONDS": STALL,
     "KCOORD_HEDGE_AFTER": HEDGE_AFTER,
 }
 
@@ -106,6 +106,19 @@ _ALL = (
         "clock-step", "node", 1.0, details=("+600", "-600"), lasts=(0.5, 8.0),
     ),
     Kind(
+        "tmp-full", "node", _AGENT_STARTS, RANKS, _MOMENT, _AGENT_STARTS + AGENT_TIMEOUT, lasts=(0.5, 8.0), weight=2,
+        why="a rank that starts meanwhile looks for the agent in another temporary directory, and starts one there",
+    ),
+    Kind("tmp-noexec", "node", 0.5, lasts=(0.5, 8.0), weight=2),
+    Kind(
+        "tmp-new", "node", _AGENT_STARTS, RANKS, math.inf, _AGENT_STARTS + AGENT_TIMEOUT, weight=2,
+        why="ranks that start later meet no agent and start one: from then on two lead on this node",
+    ),
+    Kind(
+        "local-removed", "node", 3.0, RANKS, math.inf, _AGENT_STARTS + AGENT_TIMEOUT + _DEAD, weight=2,
+        why="the node's artifacts that no store has are compiled again, each by whoever was told that it is there",
+    ),
+    Kind(
         "redis-kill", "all", 8.0, 1, _REDIS_BACK, lasts=(0.0, 3.0), needs="redis", weight=2,
         why="for a moment one node asks Redis and the other lease files",
     ),
@@ -131,7 +144,7 @@ _ALL = (
     ),
     Kind(
         "store-fails", "node", 3.0, 1, _STORE_BACK, lasts=(0.5, 5.0), needs="store", weight=3,
-        details=("EROFS", "ENOSPC", "EDQUOT", "EACCES", "EIO", "ESTALE", "EIO-once", "ESTALE-once", "lost-rename"),
+        details=("EROFS", "ENOSPC", "EDQUOT", "EACCES", "EIO", "ESTALE", "EIO-once", "ESTALE-once", "no-links", "lost-link"),
         why="what could not be published or read in time is compiled by the other node",
     ),
     Kind(
@@ -139,7 +152,7 @@ _ALL = (
         lasts=(0.5, 5.0), details=("EROFS", "ENOSPC", "EIO"), needs="store",
     ),
     Kind(
-        "store-stalls", "node", 2.0, 1, _STORE_BACK, lasts=(0.5, 4.0), details=("open", "rename", "fsync"), needs="store",
+        "store-stalls", "node", 2.0, 1, _STORE_BACK, lasts=(0.5, 4.0), details=("open", "link", "fsync"), needs="store",
         why="as store-fails",
     ),
     Kind(

@@ -78,14 +78,13 @@ def _play(round_: Round, place: Place, directory: Path) -> Verdict:
         store = None if round_.mode == "node" else directory / "store"
         url = redis.url if redis is not None else None
         sites = [
-            Site(directory, n, round_.launcher, url, store, place.library) for n in range(round_.nodes)
-        ]  # fmt: skip
+            Site(directory, n, round_.launcher, url, store, place.library, round_.named) for n in range(round_.nodes)
+        ]
         for site in sites:
+            stack.callback(site.end)
             save_part(roots(None, site.local)[0] / "chaos", map(recipe_of, round_.kernels))
         if round_.leftovers:
             _leave(directory, store, sites)
-        for site in sites:
-            stack.callback(site.end)
         thrower = Thrower(round_, sites, redis, redis_clock, store)
         began = time.monotonic()
         sites[0].start()
@@ -102,7 +101,7 @@ def _play(round_: Round, place: Place, directory: Path) -> Verdict:
 def _leave(directory: Path, store: Path | None, sites: list[Site]) -> None:
     """What a node that crashed three days ago left behind."""
     for staging in [
-        *([store / "v1" / "staging"] if store else []),
+        *([store / "v2" / "staging"] if store else []),
         sites[0].local / "objects" / "ab" / ".kcoord" / "staging",
     ]:
         left = staging / f"{os.uname().nodename}-4194303-{'5' * 12}"

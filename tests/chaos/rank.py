@@ -88,13 +88,11 @@ class Rank:
         how = leads if found.lead else "failed" if found.failed else "alone"
         said = {"kernel": kernel.name, "asked": asked, "how": how, "note": found.note}
         self._journal.say("compiles", **said, took=answered - asked)
-        try:
-            seconds = self._seconds(kernel)
-            compile_kernel(found.staging, key, kernel.size, seconds, self._orders.obey, spins=kernel.spins)
-        except OrderedToRaise as error:
-            found.fail(str(error))
-            raise
-        return self._publish(found, said)
+        seconds = self._seconds(kernel)
+        return found.run(
+            lambda staging: compile_kernel(staging, key, kernel.size, seconds, self._orders.obey, spins=kernel.spins),
+            lambda _: self._publish(found, said),
+        )
 
     def _publish(self, compilation: Compilation, said: dict[str, object]) -> Artifact:
         begun = time.monotonic()

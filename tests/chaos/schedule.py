@@ -71,6 +71,9 @@ class Round:
     orders: tuple[tuple[tuple[int, ...], ...], ...]
     faults: tuple[Fault, ...]
     leftovers: bool
+    named: bool = (
+        True  # KCOORD_LOCAL_DIR is set; else artifacts lie in the user's cache directory, sockets in the temporary one
+    )
     lag: float = 0.0  # the second node starts so many seconds after the first, and finds much of it in the store
 
     @property
@@ -126,7 +129,8 @@ def draw(seed: str, number: int, modes: tuple[str, ...] = MODES) -> Round:
     )
     numbered = tuple(Fault(n, *drawn) for n, drawn in enumerate(faults))
     leftovers, lag = dice.random() < 0.3, dice.uniform(0.5, 5.0) if dice.random() < 0.3 else 0.0
-    return Round(seed, number, mode, launcher, kernels, orders, numbered, leftovers, lag if nodes > 1 else 0.0)
+    named = dice.random() < 0.5
+    return Round(seed, number, mode, launcher, kernels, orders, numbered, leftovers, named, lag if nodes > 1 else 0.0)
 
 
 def _has(mode: str, what: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,27 +18,41 @@ from tests.support.interpose import Interposer
 
 ROOT = Path(__file__).resolve().parents[2]
 _INSIDE = Path(__file__).with_name("inside")
+_TEMPORARY = "4m"
 
 
 class Site:
-    """Node `number` of the round in `directory`. `url`, `store`: None in a round without them."""
+    """Node `number` of the round in `directory`, with a file system for its temporary directory where this user may mount one.
+
+    `url`, `store`: None in a round without them. `named`: see `Round`.
+    """
 
     def __init__(
-        self, directory: Path, number: int, launcher: str, url: str | None, store: Path | None, library: Path | None
+        self,
+        directory: Path,
+        number: int,
+        launcher: str,
+        url: str | None,
+        store: Path | None,
+        library: Path | None,
+        named: bool,
     ) -> None:
         self.number, self.directory = number, directory
-        self.local = directory / f"n{number}"
+        self.temporary = directory / f"tmp{number}"
+        cache = directory / f"n{number}"
+        self.local = cache if named else cache / "kcoord"
         self.log = directory / f"node-{number}.log"
         own = directory / f"i{number}"
-        for made in (self.local, own, directory / f"tmp{number}"):
-            made.mkdir(mode=0o700)
+        for made in (self.local, own, self.temporary):
+            made.mkdir(mode=0o700, parents=True)
+        self.mounted = _mount("-t", "tmpfs", "-o", f"size={_TEMPORARY},mode=700", "kcoord-chaos", str(self.temporary))
         self.interposer = Interposer(library, own) if library is not None else None
         clean = {n: v for n, v in os.environ.items() if not n.startswith(("KCOORD_", "INTERPOSE", "LD_PRELOAD"))}
         self.environ = {
             **clean,
             **(self.interposer.environ if self.interposer is not None else {}),
             **{name: f"{value:g}" for name, value in SETTINGS.items()},
-            "KCOORD_LOCAL_DIR": str(self.local),
+            **({"KCOORD_LOCAL_DIR": str(self.local)} if named else {"XDG_CACHE_HOME": str(cache)}),
             "KCOORD_JOB": "chaos",
             "KCOORD_PROFILE": "chaos",
             **({"KCOORD_REDIS_URL": url} if url else {}),
@@ -45,9 +60,13 @@ class Site:
             "CHAOS_STACKS": str(directory / "stacks"),
             "PYTHONPATH": os.pathsep.join(map(str, (_INSIDE, ROOT, ROOT / "launch"))),
             "PYTHONWARNINGS": "default",  # a coroutine that nobody awaited is said on stderr
-            "TMPDIR": str(directory / f"tmp{number}"),
+            "TMPDIR": str(self.temporary),
         }
-        self.settings = Settings.from_environ(self.environ)
+        socket = Settings.from_environ({**self.environ, "KCOORD_LOCAL_DIR": str(self.local)}).socket_path
+        runtime = f"kcoord-{os.getuid()}"
+        self.socket = socket if named else self.temporary / runtime / socket.name
+        # a full temporary directory is none to Python, which takes the next one
+        self._sockets = [self.socket, *(Path(each, runtime, socket.name) for each in ("/tmp", "/var/tmp"))]
         self.ranks: dict[int, int] = {}  # rank → pid
         self.deaths: list[dict[str, Any]] = []
         self.begun = False
@@ -76,10 +95,20 @@ class Site:
                 self.deaths.append(said)
         return code
 
+    def remount(self, option: str) -> bool:
+        """Mount the temporary directory again with `option`. False: it is no file system of its own."""
+        return self.mounted and _mount("-o", f"remount,{option}", str(self.temporary))
+
+    def sockets(self) -> list[Path]:
+        return [path for path in self._sockets if path.is_socket()]
+
+    def logs(self) -> list[Path]:
+        return [path for socket in self._sockets if (path := socket.with_suffix(".log")).is_file()]
+
     def processes(self) -> list[tuple[int, str]]:
         """Pid and command line of every process of this node, whoever started it."""
         found = []
-        mark = f"KCOORD_LOCAL_DIR={self.local}\0".encode()
+        mark = f"TMPDIR={self.temporary}\0".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -98,3 +127,14 @@ class Site:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+        for left in [*self.sockets(), *self.logs()]:
+            left.unlink(missing_ok=True)
+        if self.mounted:
+            subprocess.run(["umount", "-l", self.temporary], check=True, timeout=30)
+
+
+def _mount(*arguments: str) -> bool:
+    command = shutil.which("mount")
+    return (
+        command is not None and subprocess.run([command, *arguments], capture_output=True, timeout=30).returncode == 0
+    )

@@ -28,8 +28,10 @@ _SOON_OVER = "7 1999999999999999 1000 0"  # the numbers of a record, whose TTL i
 _WRITES = ("mkdir", "rename", "unlink", "link", "write", "utime")
 _STORE_ERRORS = {
     "EROFS": (errno.EROFS, _WRITES), "ENOSPC": (errno.ENOSPC, ("mkdir", "write")),
-    "EDQUOT": (errno.EDQUOT, ("mkdir", "write")), "EACCES": (errno.EACCES, ("mkdir", "rename", "open")),
-    "EIO": (errno.EIO, ("open", "read", "write", "rename", "fsync")), "ESTALE": (errno.ESTALE, ("open", "read", "rename")),
+    "EDQUOT": (errno.EDQUOT, ("mkdir", "write")), "EACCES": (errno.EACCES, ("mkdir", "rename", "link", "open")),
+    "EIO": (errno.EIO, ("open", "read", "write", "rename", "link", "fsync")),
+    "ESTALE": (errno.ESTALE, ("open", "read", "rename", "link")),
+    "no-links": (errno.EPERM, ("link",)),
     "EIO-once": (errno.EIO, ("read",)), "ESTALE-once": (errno.ESTALE, ("open",)),
 }  # fmt: skip
 
@@ -68,7 +70,8 @@ class Thrower:
         group, _, what = fault.kind.partition("-")
         with contextlib.suppress(ProcessLookupError):  # it ended by itself, just now
             {"rank": self._rank, "agent": self._agent, "redis": self._in_redis, "store": self._in_store,
-             "artifact": self._artifact, "clock": self._clock}[group](thrown, what)  # fmt: skip
+             "artifact": self._artifact, "clock": self._clock,
+             "tmp": self._temporary, "local": self._local}[group](thrown, what)  # fmt: skip
         return thrown
 
     def end(self, thrown: Thrown) -> None:
@@ -139,12 +142,40 @@ class Thrower:
             "foreign": hello + frames.encode_frame({"id": 1, "op": "publish", "token": 7, "key": dice.randbytes(20)}),
         }[thrown.fault.detail]
         try:
-            connection.connect(str(site.settings.socket_path))
+            connection.connect(str(site.socket))
             connection.sendall(content, socket.MSG_NOSIGNAL)
         except OSError as error:  # there is no agent at this moment
             thrown.note = str(error)
         else:
             thrown.met = True
+
+    def _temporary(self, thrown: Thrown, what: str) -> None:
+        site = self._sites[thrown.fault.node]
+        if what == "new":  # as a job's own /tmp is gone with the job, and its next one has another
+            for each in site.temporary.iterdir():
+                shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
+            thrown.met = True
+        elif not site.mounted:
+            thrown.note = "this user may not mount"
+        elif what == "noexec":
+            thrown.met = site.remount("noexec")
+            thrown.undo.append(lambda: site.remount("exec") and None)
+        else:
+            filler = site.temporary / f"filler-{thrown.fault.number}"
+            thrown.undo.append(lambda: filler.unlink(missing_ok=True))
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            thrown.met = True
+
+    def _local(self, thrown: Thrown, what: str) -> None:
+        """In one moment, as a Slurm epilog's ``rm`` of a directory is for whoever asks later."""
+        site = self._sites[thrown.fault.node]
+        gone = self._round_directory / f"gone-{thrown.fault.number}"
+        with contextlib.suppress(FileNotFoundError):  # removed before, and nobody has made it since
+            site.local.rename(gone)
+            thrown.met = True
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _clock(self, thrown: Thrown, what: str) -> None:
         interposer = self._sites[thrown.fault.node].interposer
@@ -247,8 +278,8 @@ class Thrower:
         detail = thrown.fault.detail
         if thrown.fault.kind == "store-stalls":
             faults = [interposer.stall(detail, below=store, seconds=thrown.fault.seconds, times=4)]
-        elif detail == "lost-rename":
-            faults = [interposer.fail("rename", below=store / "v1" / "objects", error=errno.ENOENT, times=1, done=True)]
+        elif detail == "lost-link":
+            faults = [interposer.fail("link", below=store / "v2" / "objects", error=errno.ENOENT, times=1, done=True)]
         else:
             error, calls = _STORE_ERRORS[detail]
             times = 1 if detail.endswith("-once") else None
@@ -260,7 +291,7 @@ class Thrower:
         digest = self._key(fault).digest
         if what == "in-store":
             assert self._store is not None
-            home = self._store / "v1" / "objects" / digest[:2] / digest
+            home = self._store / "v2" / "objects" / digest[:2] / digest
         else:
             home = self._sites[fault.node].local / "objects" / digest[:2] / digest
         try:
@@ -280,10 +311,9 @@ class Thrower:
 
 def _harm(home: Path, how: str, dice: random.Random) -> None:
     """Raises FileNotFoundError if there is nothing at `home`."""
-    names = sorted(p.name for p in home.iterdir())
-    path = home / dice.choice(names)
+    path = dice.choice(sorted(home.iterdir())) if home.is_dir() else home  # in the store an artifact is one file
     if how == "removed":
-        if dice.random() < 0.5:
+        if path == home or dice.random() < 0.5:
             path.unlink()
         else:
             shutil.rmtree(home)

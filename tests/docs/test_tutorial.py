@@ -42,9 +42,9 @@ def test_every_step_does_as_the_page_says(sandbox: Sandbox) -> None:
     script = "\n".join(f"echo STEP{number}\n{found[number]}" for number in "235678").replace("rm -r", "ls\nrm -r")
     done = walk(sandbox, script, first=programs)
     said = dict(part.split("\n", 1) for part in done.split("STEP")[1:])
-    assert "kcoord: 16 kernels asked for, 8 compiled" in said["2"]
-    assert "16 kernels asked for, 0 compiled" in said["2"]
-    assert re.findall(r"asked for, (\d+) compiled", said["3"]) == ["8", "0"], said["3"]
+    assert "kcoord: this node: 8 kernels, 16 requests: 8 compiled" in said["2"]
+    assert "16 requests: 0 compiled" in said["2"]
+    assert re.findall(r"requests: (\d+) compiled", said["3"]) == ["8", "0"], said["3"]
     assert "4 keys: 4 compiled, 0 loaded, 0 skipped" in said["5"], said["5"]
     assert "please report it" not in done
     assert "matmul" in said["6"]
@@ -78,8 +78,9 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
     after = f"timeout 20 bash -c 'while {left}; do sleep 0.1; done' > /dev/null 2>&1 && echo \"left: $(ip netns)\""
     own = ["unshare", "--net", "--mount", "--propagation", "private"]
     done = walk(sandbox, "\n".join((alone, *before, found["4"], after)), *own, first=programs)
-    assert re.findall(r"kcoord: (8 kernels asked for, 4 compiled)", done), done
-    assert len(re.findall(r"kcoord: \d+ kernels asked for", done)) == 2
+    compiled = re.findall(r"kcoord: this node: 4 kernels, 4 requests: (\d+) compiled", done)
+    assert len(compiled) == 2, done
+    assert sum(map(int, compiled)) == 4
     assert done.endswith("left: \n"), done
     assert not agents_of(sandbox.processes())
 
@@ -87,7 +88,7 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
 def walk(sandbox: Sandbox, script: str, *into: str, first: Path) -> str:
     """The output of the page's commands, in the sandbox's directory. `first`: searched for programs before all others."""
     path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_AHEAD": "0"}
+    variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_POOL_WORKERS": "0"}
     forks = dict.fromkeys(("FORKS_RANKS", "FORKS_WARMUPS"), fork_server((WITH_TORCH,)).address)
     environment = with_agents_forked(sandbox.env(PATH=path, KCOORD=str(ROOT), **variables, **forks))
     command, pipe = [*into, "bash", "-c", script], subprocess.PIPE

@@ -210,7 +210,7 @@ def test_what_a_rank_counts_while_the_agent_is_paused_arrives_later_and_once(nod
     assert rank.end() == 0
     stats = node.client().stats("paused")
     assert stats is not None
-    counters = stats["counters"]
+    counters = stats["figures"]
     assert (counters["requests"], counters["compiles"], counters["alone"]) == (3, 3, 1)
 
 

@@ -26,6 +26,7 @@ from kcoord.testing.stores import FILES, KEY, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid
 from tests.support.fuzzing import changed, fuzz, mutants
+from tests.support.objects import parts_of, put_together
 from tests.support.profiles import recipe
 from tests.support.signing import OURS, opened, trust
 
@@ -60,21 +61,22 @@ def test_an_artifact_that_was_altered_is_refused_or_is_the_one_that_was_signed(r
     if not store.home(KEY.digest).exists():
         store.publish(manifest_of(), FILES)
     home = store.home(KEY.digest)
-    before = {path: path.read_bytes() for path in home.iterdir()}
-    manifest, payload = home / "manifest.msgpack", home / "payload.tar.zst"
-    if data.draw(st.booleans()):
-        manifest.write_bytes(altered(data, before[manifest], MANIFEST))
+    before, (encoded, payload) = home.read_bytes(), parts_of(home)
+    kind = data.draw(st.sampled_from(["manifest", "payload", "any"]))
+    if kind == "manifest":
+        home.write_bytes(put_together(altered(data, encoded, MANIFEST), payload))
+    elif kind == "payload":
+        home.write_bytes(put_together(encoded, data.draw(mutants(payload))))
     else:
-        payload.write_bytes(data.draw(mutants(before[payload])))
+        home.write_bytes(data.draw(mutants(before)))
     for judge in (OURS_ALONE, trust(OURS, policy="off")):
         with contextlib.suppress(ArtifactInvalid):
-            found = Store(store.root, judge).files(KEY.digest)
-            assert found is None or not judge.required or found[1:] == (before[manifest], before[payload])
+            found = Store(store.root, judge).object(KEY.digest)
+            assert found is None or not judge.required or (found.encoded, found.contents()) == (encoded, FILES)
         with contextlib.suppress(ArtifactInvalid):
             stated = Store(store.root, judge).stated(KEY.digest)
             assert stated is None or stated[0].key.digest == KEY.digest
-    for path, content in before.items():
-        path.write_bytes(content)
+    home.write_bytes(before)
 
 
 @given(data=st.data())
@@ -148,8 +150,8 @@ def test_files_of_retention_that_were_altered_are_none_or_an_error_of_the_store(
     pin(store, "p", ["ab" * 32])
     note_uses(store, [b"12345678"])
     note_holdings(store, 1, 2, 3)
-    files = [path for name in ("pins/p.pin", "holdings") if (path := store / "v1" / name)]
-    files += (store / "v1" / "used").iterdir()
+    files = [path for name in ("pins/p.pin", "holdings") if (path := store / "v2" / name)]
+    files += (store / "v2" / "used").iterdir()
     path = data.draw(st.sampled_from(sorted(files)))
     path.write_bytes(data.draw(mutants(path.read_bytes())))
     for read in (load_pins, load_uses, read_holdings):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from tests.support.agents import until
 from tests.support.cluster import BACK, CANNOT, NODES, QUICK, Cluster, cluster, key_digest, start_agent
+from tests.support.objects import parts_of, put_together
 
 Damage = Callable[[Path], object]
 
@@ -45,23 +47,32 @@ def _grow(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-def _restate(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def _restated(encoded: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     """A manifest that says something else, and is well-formed."""
-    document = msgpack.unpackb(path.read_bytes())
+    document = msgpack.unpackb(encoded)
     change(document)
-    path.write_bytes(msgpack.packb(document))
+    return bytes(msgpack.packb(document))
 
 
-def _rename_first(name: str) -> Callable[[Path], None]:
-    return lambda path: _restate(path, lambda d: d["files"][0].__setitem__(0, name))
+_LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a name outside": lambda d: d["files"][0].__setitem__(0, "../kernel.bin"),
+    "an absolute name": lambda d: d["files"][0].__setitem__(0, "/tmp/kernel.bin"),
+    "a huge declared size": lambda d: d["files"][0].__setitem__(1, 1 << 33),
+    "another key's manifest": lambda d: d.__setitem__("digest", "0" * 64),
+}
 
 
-def _replace_by_file(home: Path) -> None:
-    shutil.rmtree(home)
-    home.write_bytes(b"no directory")
+def _replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def _damages(manifest: str, payload: str) -> dict[str, Damage]:
+def _files(manifest: str, payload: str) -> dict[str, Damage]:
+    """Damages of an artifact on a node, by the names of its manifest and of another file."""
+    lies = {
+        name: lambda home, lie=lie: (home / manifest).write_bytes(_restated((home / manifest).read_bytes(), lie))
+        for name, lie in _LIES.items()
+    }
     return {
         "a truncated file": lambda home: os.truncate(home / payload, 1000),
         "an empty file": lambda home: os.truncate(home / payload, 0),
@@ -74,21 +85,42 @@ def _damages(manifest: str, payload: str) -> dict[str, Damage]:
         "a linked manifest": lambda home: _link(home / manifest),
         "a manifest that is a pipe": lambda home: _pipe(home / manifest),
         "a huge manifest": lambda home: _grow(home / manifest),
-        "a name outside": lambda home: _rename_first("../kernel.bin")(home / manifest),
-        "an absolute name": lambda home: _rename_first("/tmp/kernel.bin")(home / manifest),
-        "a huge declared size": lambda home: _restate(home / manifest, lambda d: d["files"][0].__setitem__(1, 1 << 33)),
-        "another key's manifest": lambda home: _restate(home / manifest, lambda d: d.__setitem__("digest", "0" * 64)),
         "a linked directory": _link,
+        **lies,
     }
 
 
-_IN_STORE = {
-    **_damages("manifest.msgpack", "payload.tar.zst"),
-    "no manifest": lambda home: (home / "manifest.msgpack").unlink(),
-    "a file in its place": _replace_by_file,
-    "a huge declared payload": lambda home: _restate(
-        home / "manifest.msgpack", lambda d: d["payload"].__setitem__(0, 1 << 33)
-    ),
+def _lie(lie: Callable[[dict[str, Any]], object]) -> Damage:
+    def tell(path: Path) -> None:
+        encoded, payload = parts_of(path)
+        path.write_bytes(put_together(_restated(encoded, lie), payload))
+
+    return tell
+
+
+def _declare(manifest: int, payload: int) -> Damage:
+    """A header that states other sizes."""
+
+    def declare(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(16)
+            file.write(struct.pack(">IQ", manifest, payload))
+
+    return declare
+
+
+_IN_STORE: dict[str, Damage] = {
+    "a truncated file": lambda path: os.truncate(path, path.stat().st_size - 1000),
+    "a truncated manifest": lambda path: os.truncate(path, 40),
+    "an empty file": lambda path: os.truncate(path, 0),
+    "a flipped bit": _flip,
+    "a link in its place": _link,
+    "a pipe": _pipe,
+    "a huge file": _grow,
+    "a directory in its place": _replace_by_directory,
+    "a huge declared payload": _declare(200, 1 << 50),
+    "a huge declared manifest": _declare((1 << 32) - 1, 0),
+    **{name: _lie(lie) for name, lie in _LIES.items()},
 }
 
 
@@ -101,7 +133,7 @@ def test_what_is_damaged_in_the_store_is_moved_aside_and_compiled_again(tmp_path
         made.start()
         made.add_ranks(1)
         first, second = made.ranks
-        quarantine = made.store.root / "v1" / "quarantine"
+        quarantine = made.store.root / "v2" / "quarantine"
         for number, (name, damage) in enumerate(_IN_STORE.items()):
             made.ask(name, [first])
             until(lambda name=name: made.holds(name))
@@ -127,7 +159,7 @@ def test_what_is_damaged_on_a_node_is_moved_aside_there_and_had_again(tmp_path: 
         made.nodes[1:] = []
         made.add_ranks()
         first, second = made.ranks
-        for name, damage in _damages(MANIFEST_NAME, "kernel.bin").items():
+        for name, damage in _files(MANIFEST_NAME, "kernel.bin").items():
             (told,) = made.ask(name, [first])
             until(lambda name=name: not shared or made.holds(name))
             home = Path(told["path"])
@@ -140,18 +172,18 @@ def test_what_is_damaged_on_a_node_is_moved_aside_there_and_had_again(tmp_path: 
 
 
 _MISREADS = """
-import random
+import io, random
 import kcoord.artifacts.store as store
-real, left = store.read_plain, TIMES
-def read_plain(path, most, *, afresh=False):
-    global left
-    content = real(path, most, afresh=afresh)
-    if path.name == "payload.tar.zst" and left:
-        left -= 1
-        content = bytearray(content)
-        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    return bytes(content)
-store.read_plain = read_plain
+left = TIMES
+class Misread(io.FileIO):
+    def read(self, size=-1):
+        global left
+        content = bytearray(super().read(size))
+        if content and left:
+            left -= 1
+            content[random.randrange(1000, len(content))] ^= 1 << random.randrange(8)
+        return bytes(content)
+store.open_plain = lambda path, most, *, afresh=False: Misread(path)
 """
 
 
@@ -173,7 +205,7 @@ def test_a_reader_whose_memory_flips_bits_takes_nothing_from_the_others(
         assert told["compiled"] == compiles
         assert made.holds("k")
         assert home.stat().st_ino == inode, "the store's copy was taken away, or replaced"
-        assert in_quarantine(made.store.root / "v1" / "quarantine") == 0
+        assert in_quarantine(made.store.root / "v2" / "quarantine") == 0
         until(lambda: made.logs()[1].count(CANNOT) == made.logs()[1].count(BACK) <= 1)
         assert CANNOT not in made.logs()[0]
 
@@ -193,7 +225,7 @@ def test_of_two_nodes_that_publish_one_key_at_once_every_rank_has_one_whole_arti
                 assert len({t["writer"] for t in told[2 * node : 2 * node + 2]}) == 1, "one node's ranks differ"
             until(lambda name=name: made.holds(name))
         assert races, "they were never at it at once: the test shows nothing"
-        assert in_quarantine(made.store.root / "v1" / "quarantine") == 0
+        assert in_quarantine(made.store.root / "v2" / "quarantine") == 0
         until(lambda: made.left_in_staging() == [])
         fresh(made)
 

@@ -16,7 +16,7 @@ from kcoord.artifacts.store import Store
 from kcoord.leases.redis_script import VERSION
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.client import Lead
-from tests.support.agents import Node, in_thread, key_of, stage, until
+from tests.support.agents import Node, hits, in_thread, key_of, stage, until
 from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
@@ -68,7 +68,7 @@ def seconds_to_end(agent: subprocess.Popen[bytes]) -> float:
 def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
     tmp_path: Path, interposer: Interposer, redis: RedisServer, leads: Leads
 ) -> None:
-    """Publishes, leases, a profile, a time line, statistics and notes of use are all under way, and none can get through."""
+    """Publishes, leases, a profile, a time line and notes of use are all under way, and none can get through."""
     store = tmp_path / "store"
     with redis, Node(store=str(store), redis_url=redis.url, profile="p", lease_ttl="3") as node:
         agent = start_agent(node, NO_TIMER, interposer.environ)
@@ -77,7 +77,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
         late = leads(node, "late")
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
-        node.client().deliver({"requests": 1.0}, dropped=1)
+        node.client().deliver([hits()], dropped=1)
         until(lambda: any(stall.hits for stall in stalls), 30)
         redis.pause()
         took = seconds_to_end(agent)
@@ -185,7 +185,7 @@ def test_a_warm_up_ends_when_the_store_has_what_it_compiled(
     """An agent that is stopped gives up a store that takes longer than its drain; a warm-up has the time."""
     give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
     store = tmp_path / "store"
-    slow = interposer.stall("rename", below=store / "v1" / "objects", seconds=server._WRITTEN + 1, times=1)
+    slow = interposer.stall("link", below=store / "v2" / "objects", seconds=server._WRITTEN + 1, times=1)
     environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PROGRAMS), os.environ.get("PYTHONPATH")))),
         "KCOORD_STORE": str(store),

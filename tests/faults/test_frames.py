@@ -24,9 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.agent import connections
 from kcoord.agent.connections import Connections, Observer
-from kcoord.artifacts.describe import seal
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.leases import base as leases
@@ -46,7 +45,7 @@ from tests.support.fuzzing import MOST_NESTED, changed, fuzz, mutants, nested, p
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
-SPAN = ["compile", "ok", "triton", "kernel", KEY.digest[:16], 1.7e9, 0.5, 0.0, False, ""]
+SPAN = ["compile", "ok", "triton", "kernel", KEY.digest[:16], 1.7e9, 0.5, 0.0, False, "", "", 0.0, 1]
 NOWHERE = "/tmp/nowhere-at-all"
 REQUESTS: dict[str, dict[str, Any]] = {
     "claim": {"digest": KEY.digest, "backend": "b", "name": "n", "home": f"{NOWHERE}/home", "wait": False},
@@ -59,7 +58,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "lookup": {"digest": KEY.digest},
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
-    "deliver": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
+    "deliver": {"spans": [SPAN], "dropped": 0},
     "announce": {"recipes": [RECIPE.to_wire()], "profile": "mine", "node": 1, "nodes": 2},
     "join": {},
     "take": {"memory": 1 << 40, "idle": 8.0, "left": 1e6, "ended": "failed", "why": "w", "last": True},
@@ -176,20 +175,18 @@ def allow_files(stack: contextlib.ExitStack, number: int) -> None:
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "_FRAME_TIMEOUT", 0.2)
+def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path: Path) -> None:
     asked: list[messages.Request] = []
     half = frames.encode_frame({"op": "status", "id": 1})
 
     async def scenario() -> None:
         there = Connections(
-            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer()
-        )
+            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer(),
+            frame_timeout=0.2,
+        )  # fmt: skip
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))
-            server = there.listen(listener)
+            close = there.listen(listener)
             slow, patient = await peer(tmp_path / "s"), await peer(tmp_path / "s")
             slow[1].write(half[:-1])
             patient[1].write(half)
@@ -206,7 +203,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
                 writer.close()
             while len(there):
                 await asyncio.sleep(0.01)
-            server.close()
+            close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -291,7 +288,7 @@ CALLS: dict[str, Callable[[AgentClient, Node], Any]] = {
     "claim": lambda client, node: client.claim(KEY, node.home("k")),
     "attempt": lambda client, node: client.claim(KEY, node.home("k"), wait=False),
     "publish": lambda client, node: client.publish(None, KEY, stage(node.home("k")), node.home("k"), 0.5, ""),
-    "deliver": lambda client, node: client.deliver({"requests": 1}, [SPAN]),
+    "deliver": lambda client, node: client.deliver([SPAN]),
     "record": lambda client, node: client.record("mine", [RECIPE.to_wire()]),
     "lookup": lambda client, node: client.lookup(KEY),
     "offer": lambda client, node: client.offer(KEY, b"choice", 1.0, ""),
@@ -393,7 +390,7 @@ def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, L
 
 def manifest_in(staging: Path) -> bytes:
     (staging / "kernel.txt").write_text("a kernel")
-    return seal(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encode()
+    return describe(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encoded
 
 
 @given(data=st.data())

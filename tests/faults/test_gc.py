@@ -59,7 +59,7 @@ while time.monotonic() < until:
         note_uses(root, [prefix_of(key(n).digest) for n in random.sample(range(40), 5)])
         time.sleep(0.01)
     else:
-        limits, tidying = Limits(max_size=40960, least_age=0), Tidying(grace=0.5)
+        limits, tidying = Limits(max_size=12288, least_age=0), Tidying(grace=0.5)
         found = collect(root, limits, pinned=lambda: pinned_digests(root), tidying=tidying)
         done += len(found.removed) - 1
     done += 1
@@ -114,9 +114,9 @@ def test_readers_and_publishers_never_notice_two_collectors_but_for_misses(tmp_p
             player.communicate()
     assert counts["gc"][0] > 20, "it had something to do"
     assert counts["read"][0] > counts["read"][1] > 0
-    assert not list((store.root / "v1" / "quarantine").glob("*")), "nobody ever saw less than a whole artifact"
-    assert all(is_whole(home) for home in store.root.glob("v1/objects/??/*"))
-    assert not list((store.root / "v1" / "staging").iterdir())
+    assert not list((store.root / "v2" / "quarantine").glob("*")), "nobody ever saw less than a whole artifact"
+    assert all(is_whole(home) for home in store.root.glob("v2/objects/??/*"))
+    assert not list((store.root / "v2" / "staging").iterdir())
 
 
 def test_a_collector_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
@@ -127,18 +127,18 @@ def test_a_collector_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None
         digests = [publish(store, f"k{n}", DAY) for n in range(60)]
         collector = play("gc", store.root, 60, _SLOW)
         try:
-            until(lambda: any(store.root.glob("v1/trash/*")))
+            until(lambda: any(store.root.glob("v2/trash/*")))
         finally:
             collector.kill()
             collector.communicate()
-        homes = list(store.root.glob("v1/objects/??/*"))
+        homes = list(store.root.glob("v2/objects/??/*"))
         assert all(is_whole(home) for home in homes)
         assert {home.name for home in homes} <= set(digests)
-        caught += len(homes) > 40960 // 12288
+        caught += len(homes) > 12288 // 4096
         collect(store.root, Limits(), tidying=Tidying(grace=-1))
-        assert not list((store.root / "v1" / "trash").iterdir())
+        assert not list((store.root / "v2" / "trash").iterdir())
     assert caught, "none was killed in the middle"
-    assert not list((store.root / "v1" / "staging").iterdir())
+    assert not list((store.root / "v2" / "staging").iterdir())
 
 
 _GC = "from kcoord.cli import main; main()"
@@ -170,7 +170,7 @@ def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interpo
     assert gc("--unused-for", "45s", "--least-age", "0") == [old]
     assert store.fetch(fresh) is not None
     gc("--grace", "5min")
-    assert len(list((store.root / "v1" / "trash").iterdir())) == 1
+    assert len(list((store.root / "v2" / "trash").iterdir())) == 1
 
 
 def test_a_collected_key_is_compiled_and_published_again_by_jobs_that_were_told_it_is_ready(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_a_collected_key_is_compiled_and_published_again_by_jobs_that_were_told_
             rank = node.rank('publish(client, claim(client, "k"), "k"); say("done"); listen()')
             rank.expect(text)
             rank.expect("done")
-            until(lambda: list(tmp_path.glob("v1/objects/??/*")))
+            until(lambda: list(tmp_path.glob("v2/objects/??/*")))
             until(
                 lambda: (
-                    list(tmp_path.glob("v1/leases/??/*.outcome")) and not list(tmp_path.glob("v1/leases/??/*.lease"))
+                    list(tmp_path.glob("v2/leases/??/*.outcome")) and not list(tmp_path.glob("v2/leases/??/*.lease"))
                 )
             )
             if node is first:
@@ -197,8 +197,8 @@ def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them
             start_agent(node)
         client = first.client()
         assert first.publish(client, first.claim(client, "k"), "k")
-        until(lambda: list(tmp_path.glob("v1/leases/??/*.outcome")))
-        until(lambda: not list(tmp_path.glob("v1/leases/??/*.lease")))
+        until(lambda: list(tmp_path.glob("v2/leases/??/*.outcome")))
+        until(lambda: not list(tmp_path.glob("v2/leases/??/*.lease")))
         assert len(collect(tmp_path, Limits(max_size=0, least_age=0)).removed) == 1
         clients = [second.client() for _ in range(4)]
         claims = [second.claiming(each, "k") for each in clients]

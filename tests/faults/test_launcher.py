@@ -85,7 +85,7 @@ class Cluster:
         return those_within(self.local(node))
 
     def published(self) -> int:
-        made = (self.store / "v1" / "objects").is_dir()  # by the first agent
+        made = (self.store / "v2" / "objects").is_dir()  # by the first agent
         return len(Store(self.store).manifests()) if made else 0
 
     def leases(self) -> int:

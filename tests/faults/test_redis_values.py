@@ -289,7 +289,6 @@ async def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> N
             service = RedisLeases(f"{scheme}://127.0.0.1:{port}/{path}", "fuzz", **_TIMES)
             commands: dict[str, Callable[[], Awaitable[object]]] = {
                 "ready": lambda: service.ready("k", "m"),
-                "add_up": lambda: service.add_up("job", "agent", {"compiles": 1.0}),
                 "watch": service.watch("k").__aenter__,
                 "acquire": lambda: service.acquire("k", "a", "host"),
             }

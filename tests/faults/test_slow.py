@@ -43,8 +43,8 @@ if listen() and isinstance(answer, Lead):
     say("published", ok=client.publish(answer, key_of("k"), local.new_staging(home), home, 0.5, "no device"))
 listen()
 """
-QUICKLY = {"stall": "1", "hedge": "0"}
-EARLY = {"stall": "0", "hedge": "2", "hedge_after": "1"}  # of a compile that is known to take half a second
+QUICKLY = {"stall_seconds": "1", "hedge": "0"}
+EARLY = {"stall_seconds": "0", "hedge": "2", "hedge_after": "1"}  # of a compile that is known to take half a second
 
 
 def started(node: Node, *snippets: str) -> list[Rank]:
@@ -176,7 +176,7 @@ def test_a_compile_that_works_is_waited_for_beyond_max_wait_and_then_by_all_but_
 def test_a_leader_on_another_node_that_is_overdue_is_followed_by_one_rank_and_then_by_all(
     store: Path, server: RedisServer
 ) -> None:
-    shared = {"store": str(store), "redis_url": server.url, "stall": "0", "hedge": "0"}
+    shared = {"store": str(store), "redis_url": server.url, "stall_seconds": "0", "hedge": "0"}
     with Node(**shared) as one, Node(**shared, max_wait="1.5") as other:
         one.start()
         other.start()
@@ -214,7 +214,7 @@ def test_a_compiler_that_hangs_with_nobody_waiting_on_its_node_frees_the_lease_f
 
 
 def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
-    with Node(stall="0", hedge="0", lease_ttl="0.5", lease_limit="1.5") as node:
+    with Node(stall_seconds="0", hedge="0", lease_ttl="0.5", lease_limit="1.5") as node:
         node.start()
         first, second = started(node, *named("the leader", "the second"))
         lead(first)
@@ -352,7 +352,7 @@ def test_of_all_nodes_one_rank_hedges_also_if_redis_dies_meanwhile(store: Path, 
 @pytest.mark.parametrize("earlier", ["k", "another variant"])
 def test_nothing_is_hedged_that_nobody_has_compiled_before(earlier: str) -> None:
     """A variant of the same kernel, whose compile was short, says nothing: else this one's job ends later for the hedge."""
-    with Node(stall="0", hedge="1", hedge_after="0.2") as node:
+    with Node(stall_seconds="0", hedge="1", hedge_after="0.2") as node:
         if earlier != "k":
             node.knows(earlier)
         node.start()

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
+from kcoord.testing.stores import manifest_of
 from tests.support.agents import end_agent, until
 from tests.support.artifacts import publish
 from tests.support.cluster import BACK, CANNOT, NODES, QUICK, RANKS, UNPRIVILEGED, Cluster, cluster, fill, key_digest
@@ -89,7 +90,7 @@ def test_a_store_that_becomes_read_only_costs_one_line_and_is_used_again(tmp_pat
 
 def test_another_file_system_at_the_staging_directory_costs_one_line(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    staging = store / "v1" / "staging"
+    staging = store / "v2" / "staging"
     with cluster(store) as made, contextlib.ExitStack() as stack:
 
         def begin() -> Repair:
@@ -248,7 +249,7 @@ _ERRORS = [
     ("write", errno.ENOSPC, "its file system is full"),
     ("fsync", errno.EDQUOT, "the quota is used up: free space"),
     ("mkdir", errno.EROFS, "read-only file system"),
-    ("rename", errno.EXDEV, "another file system than its staging directory"),
+    ("link", errno.EACCES, "permission denied: let this user read and write it"),
 ]
 
 
@@ -257,7 +258,7 @@ def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Clust
     made.start()
     made.add_ranks()
     for number, (call, error, remedy) in enumerate(_ERRORS):
-        fault = interposer.fail(call, below=made.store.root / "v1", error=error)
+        fault = interposer.fail(call, below=made.store.root / "v2", error=error)
         for key in range(3):
             assert 1 <= made.compiles(f"{call} {key}") <= NODES
         until(lambda remedy=remedy: all(remedy in log for log in made.logs()))
@@ -295,7 +296,7 @@ def test_a_store_that_cannot_be_read_loses_nothing(
     fault.end()
     assert made.holds("k")
     assert home.stat().st_ino == inode, "the store's copy was taken away, or replaced"
-    assert not (made.store.root / "v1" / "quarantine").exists()
+    assert not (made.store.root / "v2" / "quarantine").exists()
     until(lambda: all(log.count(CANNOT) == log.count(BACK) <= 1 for log in made.logs()))
 
 
@@ -303,20 +304,33 @@ def test_a_stale_handle_while_publishing_costs_one_line(interposed: Cluster, int
     made = interposed
 
     def begin() -> Repair:
-        return interposer.fail("open", below=made.store.root / "v1" / "staging", error=errno.ESTALE).end
+        return interposer.fail("open", below=made.store.root / "v2" / "staging", error=errno.ESTALE).end
 
     assert_survives(made, "its NFS handle is stale: mount it again", begin, leaves=True)
 
 
-def test_a_rename_that_was_done_and_is_reported_missing_is_a_publish(
-    interposed: Cluster, interposer: Interposer
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EIO])
+def test_a_file_system_without_links_is_published_to_all_the_same(
+    interposed: Cluster, interposer: Interposer, error: int
 ) -> None:
+    made = interposed
+    fault = interposer.fail("link", below=made.store.root, error=error)
+    made.start()
+    made.add_ranks()
+    assert made.compiles("k") == 1
+    until(lambda: made.holds("k"))
+    assert fault.hits
+    assert all(CANNOT not in log for log in made.logs())
+    assert made.left_in_staging() == []
+
+
+def test_a_link_that_was_done_and_is_reported_missing_is_a_publish(interposed: Cluster, interposer: Interposer) -> None:
     made = interposed
     made.start()
     made.add_ranks()
     for name in ("a", "b", "c"):
         fault = interposer.fail(
-            "rename", below=made.store.root / "v1" / "objects", error=errno.ENOENT, times=1, done=True
+            "link", below=made.store.root / "v2" / "objects", error=errno.ENOENT, times=1, done=True
         )
         assert made.compiles(name) == 1
         assert fault.hits == 1
@@ -457,6 +471,39 @@ def test_a_local_directory_that_is_removed_in_mid_job_harms_nobody(tmp_path: Pat
         for name in ("during-a", "during-b"):
             _alone(made, name)
         assert time.monotonic() - begun < 60
+
+
+_FETCHES = """
+import sys
+from pathlib import Path
+from kcoord.artifacts.store import Store
+assert (Store(Path(sys.argv[1])).fetch(sys.argv[2]) is None) == (sys.argv[3] == "missing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "opens", "reads"), [("small", 20_000, 1, 2), ("large", 5 << 20, 1, 3), ("missing", 1, 4, 0)]
+)
+def test_a_fetch_asks_a_file_server_for_one_open_and_one_sequential_read(
+    tmp_path: Path, interposer: Interposer, kind: str, size: int, opens: int, reads: int
+) -> None:
+    """A missing name: the file, its bucket, and the directory of that, which an NFS client may remember as it was."""
+    store = Store(tmp_path / "store")
+    store.open()
+    files = {"kernel": os.urandom(size)}
+    manifest = manifest_of(files)
+    store.publish(manifest, files)
+    calls = {call: interposer.stall(call, below=store.root, seconds=0) for call in ("open", "read", "stat", "mkdir")}
+    digest = "f" * 64 if kind == "missing" else manifest.key.digest
+    done = subprocess.run(
+        [sys.executable, "-c", _FETCHES, str(store.root), digest, kind],
+        env={**os.environ, **interposer.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert (calls["open"].hits, calls["read"].hits) == (opens, reads), (
+        "a second read takes the rest of the first's page"
+    )
+    assert (calls["stat"].hits, calls["mkdir"].hits) == (0, 0)
 
 
 def test_verify_names_what_the_disk_cannot_read_and_goes_on(tmp_path: Path, interposer: Interposer) -> None:

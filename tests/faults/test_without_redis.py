@@ -16,7 +16,7 @@ from tests.support.sandbox import Sandbox
 
 
 def litter(sandbox: Sandbox) -> list[Path]:
-    return [p for p in (sandbox.root / "store" / "v1" / "leases").rglob("*") if p.is_file() and p.suffix != ".outcome"]
+    return [p for p in (sandbox.root / "store" / "v2" / "leases").rglob("*") if p.is_file() and p.suffix != ".outcome"]
 
 
 def test_two_nodes_with_a_store_and_no_redis_compile_each_kernel_once(sandbox: Sandbox) -> None:
@@ -53,7 +53,7 @@ def test_a_redis_that_is_lost_in_mid_job_costs_one_duplicate_of_a_kernel_at_most
 def test_lease_files_that_cannot_be_written_leave_each_node_to_itself(sandbox: Sandbox, interposer: Interposer) -> None:
     with Job(sandbox, "", **interposer.environ) as job:
         job.compile_together()
-        fault = interposer.fail("open", below=sandbox.root / "store" / "v1" / "leases", error=errno.EROFS)
+        fault = interposer.fail("open", below=sandbox.root / "store" / "v2" / "leases", error=errno.EROFS)
         number = job.begin()
         job.finished(number)
         compiles = Counter((begun.kernel, begun.node) for begun in job.begun(number))

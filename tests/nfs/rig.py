@@ -276,7 +276,7 @@ class Job:
     def home(self, name: str) -> str:
         """Where the store has an artifact, below its root."""
         digest = digest_of(name)
-        return f"v1/objects/{digest[:2]}/{digest}"
+        return f"v2/objects/{digest[:2]}/{digest}"
 
     def rank(
         self, host: str, node: str = "", *, before: str = "", variables: dict[str, str] | None = None, **settings: str
@@ -308,7 +308,7 @@ class Job:
             time.sleep(0.5)
 
     def staging_left(self) -> list[str]:
-        return self.rig.run(f"ls -A {self.on_server}/v1/staging").split()
+        return self.rig.run(f"ls -A {self.on_server}/v2/staging").split()
 
     def until_waiting(self, rank: Rank, names: list[str], within: float = SOON) -> None:
         """Until the agent of `rank` has a claim for each that waits for another node."""
@@ -321,16 +321,16 @@ class Job:
             time.sleep(0.02)
 
     def until_tried(self, host: str, name: str, within: float = SOON) -> None:
-        """Until the agent on `host` has renamed `name` into the store, or found that another was faster."""
+        """Until the agent on `host` has published `name` in the store, or found that another was faster."""
         end = time.monotonic() + within
         tried = f"{self.local(host)}/gate/tried-{digest_of(name)}"
-        while self.rig.run(f"test -e {tried} && ls -A {self.on_server}/v1/staging | wc -l || true").strip() != "0":
+        while self.rig.run(f"test -e {tried} && ls -A {self.on_server}/v2/staging | wc -l || true").strip() != "0":
             assert time.monotonic() < end, f"{host} has not published {name} after {within:g} s"
 
     def until_published(self, names: list[str], within: float = SOON) -> None:
         """Until the server has them."""
         end = time.monotonic() + within
-        test = " && ".join(f"test -e {self.on_server}/{self.home(name)}/manifest.msgpack" for name in names)
+        test = " && ".join(f"test -e {self.on_server}/{self.home(name)}" for name in names)
         while self.rig.run(f"{test} && echo yes || true").strip() != "yes":
             assert time.monotonic() < end, f"{names} are not in the store after {within:g} s"
 

@@ -8,14 +8,13 @@ from tests.nfs.figures import Figures
 from tests.nfs.rig import Job
 
 _GARBAGE = {
-    "truncated-payload": "head -c -7 payload.tar.zst > ../short && mv ../short payload.tar.zst",
-    "flipped-byte": r"printf '\377' | dd of=payload.tar.zst bs=1 seek=60 conv=notrunc status=none",
-    "missing-payload": "rm payload.tar.zst",
-    "missing-manifest": "rm manifest.msgpack",
-    "empty-manifest": ": > manifest.msgpack",
-    "link-for-payload": "mv payload.tar.zst ../away && ln -s ../away payload.tar.zst",
-    "pipe-for-payload": "rm payload.tar.zst && mkfifo payload.tar.zst",
-    "directory-for-payload": "rm payload.tar.zst && mkdir payload.tar.zst",
+    "truncated-payload": "head -c -7 $it > short && mv short $it",
+    "flipped-byte": r"printf '\377' | dd of=$it bs=1 seek=$(($(stat -c %s $it) - 60)) conv=notrunc status=none",
+    "truncated-manifest": "truncate -s 100 $it",
+    "empty-file": ": > $it",
+    "link": "mv $it ../away && ln -s ../away $it",
+    "pipe": "rm $it && mkfifo $it",
+    "directory": "rm $it && mkdir $it",
 }
 
 
@@ -29,7 +28,8 @@ def test_garbage_in_the_store_is_refused_and_compiled_again_and_the_good_local_c
             assert a.do("publish", name=name, writer="A") is True
         here.until_published(list(_GARBAGE))
         for name, spoil in _GARBAGE.items():
-            here.rig.run(f"cd {here.on_server}/{here.home(name)} && {spoil}")
+            bucket, _, digest = here.home(name).rpartition("/")
+            here.rig.run(f"it={digest}; cd {here.on_server}/{bucket} && {spoil}")
         for name in _GARBAGE:
             assert b.do("claim", name=name)["answer"] == "Lead", f"{name} is taken"
             assert b.do("publish", name=name, writer="B") is True
@@ -45,20 +45,20 @@ def test_garbage_in_the_store_is_refused_and_compiled_again_and_the_good_local_c
 
 
 def test_one_host_that_reads_garbage_takes_nothing_from_the_others(job: Callable[..., Job], version: str) -> None:
-    """B alone sees a spoilt payload, as a host with a bad cache or cable does: over the good file another one is mounted."""
+    """B alone sees a spoilt object, as a host with a bad cache or cable does: over the good file another one is mounted."""
     with job() as here:
         a, b, c = here.rank("A"), here.rank("B"), here.rank("C")
         assert a.do("claim", name="kernel")["answer"] == "Lead"
         assert a.do("publish", name="kernel", writer="A") is True
         here.until_published(["kernel"])
         manifest = c.do("store_fetch", name="kernel")["manifest"]
-        payload = f"{here.store}/{here.home('kernel')}/payload.tar.zst"
+        stored = f"{here.store}/{here.home('kernel')}"
         spoilt = f"{here.local('B')}/spoilt"
-        here.rig.on("B", f"cp {payload} {spoilt} && truncate -s -7 {spoilt} && mount --bind {spoilt} {payload}")
+        here.rig.on("B", f"cp {stored} {spoilt} && truncate -s -7 {spoilt} && mount --bind {spoilt} {stored}")
         try:
             assert b.do("store_fetch", name="kernel", announced=manifest)["found"] == "invalid"
             assert c.do("store_fetch", name="kernel", announced=manifest)["found"] == "A", "it is where it was"
         finally:
-            here.rig.on("B", f"umount {payload}")
+            here.rig.on("B", f"umount {stored}")
         assert b.do("claim", name="kernel")["answer"] == "Ready"
         assert b.do("read", name="kernel") == "A"

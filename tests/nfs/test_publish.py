@@ -109,7 +109,7 @@ def test_a_reader_meets_no_torn_artifact_while_it_is_replaced_and_removed(
         assert "torn" not in met
         assert met["whole"] > 0
         assert met.keys() <= {"whole", "missing", "invalid"}, met
-        here.rig.run(f"rm -rf {here.on_server}/v1/staging/trash-*")
+        here.rig.run(f"rm -rf {here.on_server}/v2/staging/trash-*")
     figures.note(
         "reads while A replaces and removes: whole, missing, refused, torn", version,
         f"{met['whole']}, {met.get('missing', 0)}, {met.get('invalid', 0)}, 0",

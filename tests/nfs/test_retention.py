@@ -109,12 +109,12 @@ def test_notes_of_use_are_merged_by_two_hosts_at_once_and_none_is_forgotten(
         for n in range(0, len(names), 2):
             for rank, name in ((a, names[n]), (b, names[n + 1])):
                 rank.do("note_use", names=[name])
-        here.rig.run(f"find {here.on_server}/v1/used -name '*.used' -exec touch -d '3 hours ago' {{}} +")
+        here.rig.run(f"find {here.on_server}/v2/used -name '*.used' -exec touch -d '3 hours ago' {{}} +")
         a.do("stop_agent")  # it notes what it was asked for
-        here.rig.run(f"until ls {here.on_server}/v1/used | wc -l | grep -qx 81; do sleep 0.1; done", within=SOON)
+        here.rig.run(f"until ls {here.on_server}/v2/used | wc -l | grep -qx 81; do sleep 0.1; done", within=SOON)
         both = [rank.begin("collect_once", max_size=1 << 40) for rank in (b, c)]
         assert all(call.value()["artifacts"] == 1 for call in both)
-        left = int(here.rig.run(f"ls {here.on_server}/v1/used | wc -l"))
+        left = int(here.rig.run(f"ls {here.on_server}/v2/used | wc -l"))
         assert left <= 3, "one that both merged, or one of each, and the young one"
         for rank in (a, b, c):
             assert rank.do("uses", names=[*names, "asked-for"]) == [*names, "asked-for"]
@@ -130,7 +130,7 @@ def test_parts_of_a_profile_are_merged_by_two_hosts_while_others_read_and_write_
     with job() as here:
         a, b, c, reader = here.rank("A"), here.rank("B"), here.rank("C"), here.rank("B", "2")
         a.do("save_parts", profile="llama", numbers=old)
-        here.rig.run(f"find {here.on_server}/v1/profiles -name '*.recipes' -exec touch -d '3 hours ago' {{}} +")
+        here.rig.run(f"find {here.on_server}/v2/profiles -name '*.recipes' -exec touch -d '3 hours ago' {{}} +")
         reading = [rank.begin("read_profile", profile="llama", seconds=_SECONDS) for rank in (a, reader)]
         merging = [rank.begin("merge_parts", seconds=_SECONDS) for rank in (b, c)]
         a.do("save_parts", profile="llama", numbers=[100 + n for n in range(5)])
@@ -140,7 +140,7 @@ def test_parts_of_a_profile_are_merged_by_two_hosts_while_others_read_and_write_
         assert sum(done["merged"] for done in did) >= len(old) - 1
         assert all(found["fewest"] >= len(old) + 1 for found in met), met
         assert all(found["told"] == [] for found in met), met
-        left = int(here.rig.run(f"ls {here.on_server}/v1/profiles/llama | wc -l"))
+        left = int(here.rig.run(f"ls {here.on_server}/v2/profiles/llama | wc -l"))
         assert left <= 8, "the merged one, or one of each host, and the five young ones"
         for rank in (a, b, c):
             assert rank.do("read_profile", profile="llama", seconds=0.1)["fewest"] == len(old) + 1 + 5
@@ -161,7 +161,7 @@ def test_what_a_pass_costs_and_what_it_counted_is_seen_on_every_host(
         settings = f"KCOORD_STORE={here.on_server} KCOORD_LOCAL_DIR={here.local('S')} PYTHONPATH={PROJECT}"
         line = f"cd {PROJECT} && {settings} {PYTHON} -c"
         here.rig.run(f"{line} 'from tests.nfs.guest.rank import fill; fill({_MANY})'")
-        here.rig.run(f"chown -R --reference={here.on_server}/v1/staging {here.on_server}/v1/objects")
+        here.rig.run(f"chown -R --reference={here.on_server}/v2/staging {here.on_server}/v2/objects")
         assert a.do("holdings") is None
         before = c.do("rpcs", mount=here.mount)
         found = c.do("collect_once", within=5 * SOON, max_size=1 << 40)
@@ -181,5 +181,5 @@ def _nothing_is_left(here: Job, last: Rank) -> None:
         pass
     last.do("collect_all", seconds=0.1, grace=-1.0)
     for name in ("staging", "trash", "quarantine"):
-        left = here.rig.run(f"ls -A {here.on_server}/v1/{name} 2>/dev/null || true").split()
+        left = here.rig.run(f"ls -A {here.on_server}/v2/{name} 2>/dev/null || true").split()
         assert left == [], (name, left)

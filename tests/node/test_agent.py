@@ -27,7 +27,8 @@ from kcoord.profiles.parts import PARTS
 from kcoord.protocol import endpoint
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
-from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, recipe_of, stage, until, watching
+from kcoord.telemetry.spans import Span
+from tests.support.agents import Node, Rank, end_agent, hits, in_thread, key_of, recipe_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
 from tests.support.waiting import pause
@@ -442,11 +443,13 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
         with Node(agent_timeout="1.5", redis_url=url, store=store) as node:
             node.start()
             client = node.client()
-            assert client.deliver({"requests": 1})
             silent.settimeout(20)
-            asked, _ = silent.accept()  # the agent shares counters with Redis now, and waits
+            other = node.client()
+            first = node.claiming(other, "first")
+            asked, _ = silent.accept()  # the agent asks Redis for a lease now, and waits
             assert isinstance(lead := node.claim(client, "k"), Lead), "heartbeats came until the breaker opened"
             assert node.publish(client, lead, "k")
+            assert node.publish(other, first.result(20), "first")
             asked.close()
 
 
@@ -486,17 +489,21 @@ def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
 
 
 def test_stats_add_up_what_ranks_report(node: Node) -> None:
+    took = Span("compile", "ok", "test", "k", "ab" * 8, 1e9, 0.5).to_wire()
     for job in ("one", "one", "two"):
-        client = node.client(job=job)
-        assert client.deliver({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
+        assert node.client(job=job).deliver([hits(2), took, "nonsense"], 3)
     reply = node.client().stats("one")
     assert reply is not None
-    assert (reply["counters"]["requests"], reply["counters"]["compile_seconds"]) == (4, 1.0)
-    assert reply["counters"]["waits"] == 0
-    assert "nonsense" not in reply["counters"]
-    everything = node.client().stats()
-    assert everything is not None
-    assert everything["counters"]["requests"] == 6
+    assert reply["job"] == "one"
+    found = reply["figures"]
+    assert (found["requests"], found["memory_hits"], found["compiles"], found["compile_seconds"]) == (6, 4, 2, 1.0)
+    assert (found["kernels"], found["dropped"]) == (1, 8)
+    latest = node.client().stats()
+    assert latest is not None
+    assert (latest["job"], latest["figures"]["requests"]) == ("two", 3)
+    unknown = node.client().stats("three")
+    assert unknown is not None
+    assert (unknown["job"], unknown["figures"]["requests"]) == (None, 0)
 
 
 NOTICES = """

@@ -18,7 +18,7 @@ from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient, Alone, Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import SOON, Node, end_agent, in_thread, key_of, stage, until
+from tests.support.agents import SOON, Node, end_agent, hits, in_thread, key_of, stage, until
 from tests.support.sandbox import Sandbox
 from tests.support.waiting import pause
 
@@ -291,7 +291,7 @@ def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
         assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(20))
         (line,) = notices.since(0)[0]
         assert "KCOORD_SPAWN=0" in line
-        assert not client.deliver({"requests": 1})
+        assert not client.deliver([hits()])
         assert client.status() is None
         assert node.agent_pids() == []
 
@@ -317,7 +317,7 @@ def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypat
         assert isinstance(node.claim(client, "k"), Alone)
         node.start()
         dead_since = time.monotonic()
-        until(lambda: client.deliver({"requests": 1}), 5)  # asks many times in half a second
+        until(lambda: client.deliver([hits()]), 5)  # asks many times in half a second
         assert time.monotonic() - dead_since < 2
         assert isinstance(lead := node.claim(client, "k"), Lead)
         assert node.publish(client, lead, "k")

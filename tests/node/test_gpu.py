@@ -48,10 +48,10 @@ def test_what_a_machine_without_gpu_compiled_is_what_the_job_on_a_gpu_asks_for(s
     settings = Settings.from_environ({"KCOORD_STORE": str(sandbox.root / "store")})
     eventually(lambda: len(load_profile(settings, "g")) == recorded["compiles"])
     profile = sandbox.root / "profiles"
-    shutil.move(sandbox.root / "store" / "v1" / "profiles", profile)
+    shutil.move(sandbox.root / "store" / "v2" / "profiles", profile)
     shutil.rmtree(sandbox.root / "store")  # nothing but the recipes is left
-    (sandbox.root / "store" / "v1").mkdir(parents=True)
-    shutil.move(profile, sandbox.root / "store" / "v1" / "profiles")
+    (sandbox.root / "store" / "v2").mkdir(parents=True)
+    shutil.move(profile, sandbox.root / "store" / "v2" / "profiles")
     modules = os.pathsep.join(filter(None, (str(EXAMPLE.parent), os.environ.get("PYTHONPATH"))))
     done = sandbox.run(
         *KCOORD, "warmup", "g", "--json", timeout=300, PYTHONPATH=modules, **NO_GPU,
@@ -67,8 +67,8 @@ def test_what_a_machine_without_gpu_compiled_is_what_the_job_on_a_gpu_asks_for(s
 def test_a_replay_on_a_gpu_leaves_nothing_to_build_for_the_job(sandbox: Sandbox) -> None:
     """Launchers too, where Triton builds them with the C compiler."""
     train(sandbox, "first", "--kcoord-profile", "g")
-    shutil.copytree(sandbox.root / "store" / "v1" / "profiles", sandbox.root / "again" / "profiles")
-    shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
+    shutil.copytree(sandbox.root / "store" / "v2" / "profiles", sandbox.root / "again" / "profiles")
+    shutil.rmtree(sandbox.root / "store" / "v2" / "objects")
     code = "import sys, kcoord; sys.path.insert(0, sys.argv[1]); kcoord.install(); print(kcoord.warmup('g', progress=False))"
     settings = {"KCOORD_LOCAL_DIR": str(sandbox.root / "again")}
     done = sandbox.run("-c", code, EXAMPLE.parent, timeout=300, **settings)

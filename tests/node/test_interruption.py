@@ -22,7 +22,7 @@ from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.recorder import Recorder
+from kcoord.rank.telemetry import RankTelemetry
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, key_of
@@ -242,7 +242,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(Recorder, "waited"), (local, "has_room"), (Path, "read_bytes")],
+    [(RankTelemetry, "waited"), (local, "has_room"), (Path, "read_bytes")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(
@@ -329,7 +329,7 @@ signal.signal(signal.SIGALRM, save_a_checkpoint)
 signal.setitimer(signal.ITIMER_REAL, 1e-4)
 while handled < 300:
     coordinator.get_or_compile(kcoord.CacheKey.of("test", "hot"), lambda staging: None)
-    coordinator.counters.add(requests=0)
+    coordinator.counters.read()
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 coordinator.close()
 print("done")

@@ -10,17 +10,18 @@ import msgpack
 import pytest
 
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.signing_keys import Ed25519Key, read_keys
 from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError, StoreError
-from kcoord.files.reading import read_plain
 from kcoord.profiles.parts import save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, KEY, manifest_of
 from tests.support.agents import Node, key_of, until
 from tests.support.command import as_json, kcoord
+from tests.support.objects import parts_of
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
 from tests.support.signing import A
@@ -177,9 +178,9 @@ def test_a_store_takes_nothing_from_a_node_that_must_verify_and_cannot_sign(
     with pytest.raises(StoreError, match=VERIFIES_ONLY):
         verifying.publish(manifest_of(), FILES)
     with pytest.raises(StoreError, match=VERIFIES_ONLY):
-        verifying.publish_files(KEY.digest, manifest_of().encode(), b"")
+        verifying.publish_object(StoredObject(manifest_of(), manifest_of().encode(), b""))
     with pytest.raises(StoreError, match=VERIFIES_ONLY):
-        save_part(tmp_path / "store" / "v1" / "profiles" / "p", [recipe(1)], trust=verifying.trust)
+        save_part(tmp_path / "store" / "v2" / "profiles" / "p", [recipe(1)], trust=verifying.trust)
     assert Store(tmp_path / "store", trust_of(pair[1], trust="warn")).reads_only is None, "others may use it unsigned"
 
 
@@ -195,7 +196,7 @@ def test_a_node_that_only_verifies_loads_what_is_signed_and_keeps_what_it_compil
         assert signing.publish(client, lead, "k")
         home = Store(Path(root)).home(key_of("k").digest)
         until(home.exists)
-    assert split((home / "manifest.msgpack").read_bytes())[1].key_id == "ci"  # type: ignore[union-attr]
+    assert split(parts_of(home)[0])[1].key_id == "ci"  # type: ignore[union-attr]
     with Node(store=root, signing_key_file=str(pair[1]), agent_timeout="10") as verifying:
         verifying.start()
         assert isinstance(verifying.claim(verifying.client(), "k"), Ready)
@@ -208,9 +209,7 @@ def test_a_node_that_only_verifies_loads_what_is_signed_and_keeps_what_it_compil
         log = verifying.directory / "started.log"
         until(lambda: VERIFIES_ONLY in log.read_text())
         assert log.read_text().count(VERIFIES_ONLY) == 1
-    stored = [
-        Manifest.decode(read_plain(p, 1 << 20)).key.name for p in Path(root).glob("v1/objects/??/*/manifest.msgpack")
-    ]
+    stored = [Manifest.decode(parts_of(p)[0]).key.name for p in Path(root).glob("v2/objects/??/*")]
     assert stored == [key_of("k").name]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent.metrics.prometheus import METRICS
+from kcoord.agent.metrics import HISTOGRAMS, METRICS
 from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from tests.support.agents import ROOT
@@ -47,7 +47,7 @@ def test_promql_is_taken_apart_as_the_test_below_needs() -> None:
 def test_the_dashboard_asks_for_what_a_real_agent_exports_and_gives_every_panel_a_unit(job: Job) -> None:
     exported = job.seen.names | job.without_redis.names
     if not keeps_access_times(Path(tempfile.gettempdir())):  # then nothing on a node is looked through
-        exported |= {metric.name for metric in METRICS if metric.name.startswith("kcoord_local_")}
+        exported |= {name for name in METRICS if name.startswith("kcoord_local_")}
     board = dashboard()
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     asked = set()
@@ -61,8 +61,8 @@ def test_the_dashboard_asks_for_what_a_real_agent_exports_and_gives_every_panel_
             asked |= names
             selected = re.findall(r"\{([^}]*)\}", target["expr"])
             assert all('namespace=~"$namespace", instance=~"$instance"' in each for each in selected), panel["title"]
-    series = {m.name for m in METRICS if m.kind != "histogram"}
-    series |= {m.name + part for m in METRICS if m.kind == "histogram" for part in ("_bucket", "_count")}
+    series = METRICS.keys() - set(HISTOGRAMS)
+    series |= {name + part for name in HISTOGRAMS for part in ("_bucket", "_count")}
     assert series - asked <= {"kcoord_agent_info"}, "it shows all there is"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken: set[tuple[int, int]] = set()
@@ -75,7 +75,7 @@ def test_the_dashboard_asks_for_what_a_real_agent_exports_and_gives_every_panel_
 
 
 def test_the_dashboards_labels_are_those_that_metrics_have() -> None:
-    known = {label for metric in METRICS for label in metric.labels} | {"le", "instance", "namespace"}
+    known = {label for labels, _ in METRICS.values() for label in labels} | {"le", "instance", "namespace"}
     text = json.dumps(dashboard())
     for labels in re.findall(r"\bby \(([^)]*)\)", text):
         assert set(labels.split(", ")) <= known, labels

@@ -56,8 +56,8 @@ def filled(root: Path, *keys: str, names: Iterable[str] = NAMES, packed: bool = 
 
 
 def lose_objects(store: Store) -> None:
-    shutil.rmtree(store.root / "v1" / "objects")
-    (store.root / "v1" / "objects").mkdir()
+    shutil.rmtree(store.root / "v2" / "objects")
+    (store.root / "v2" / "objects").mkdir()
 
 
 def home_of(node: Node, name: str) -> Path:
@@ -134,7 +134,7 @@ def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
     tmp_path: Path, interposer: Interposer
 ) -> None:
     store = opened(tmp_path / "store")
-    interposer.stall("fsync", below=store.root / "v1" / "staging", seconds=0.3)
+    interposer.stall("fsync", below=store.root / "v2" / "staging", seconds=0.3)
     with job(store.root) as node:
         agent = start_agent(node, environ=interposer.environ)
         client = node.client()
@@ -190,7 +190,7 @@ def test_nodes_that_end_at_once_leave_one_pack_and_nothing_else(tmp_path: Path) 
             assert agent.wait(60) == 0
     (path,) = packs_of(store.root, "job")
     assert len(look_at_pack(store, path)) == len(NAMES)
-    assert list((store.root / "v1" / "staging").iterdir()) == []
+    assert list((store.root / "v2" / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("flags", [{"profile": "off"}, {"profile": "another"}])
@@ -219,7 +219,7 @@ def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     """A call below the store is about one request: open, list, stat, read of a MiB, …"""
     names = [f"k{n}" for n in range(300)]
     store = filled(tmp_path / "store", names=names)
-    save_part(store.root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])
+    save_part(store.root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
     digests = [key_of(name).digest for name in names]
     needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in digests]
     save_requested(requested_directory(store.root, "job"), needs)
@@ -243,7 +243,7 @@ def test_a_node_that_has_the_kernels_already_reads_the_pack_only_if_a_rank_asks(
     tmp_path: Path, interposer: Interposer
 ) -> None:
     store = filled(tmp_path / "store")
-    opens, reads = (interposer.stall(call, below=store.root / "v1" / "packs", seconds=0) for call in ("open", "read"))
+    opens, reads = (interposer.stall(call, below=store.root / "v2" / "packs", seconds=0) for call in ("open", "read"))
     with job(store.root) as node:
 
         def restarted(*, asks: bool, reads_it: bool) -> None:
@@ -334,7 +334,7 @@ def test_where_signatures_are_required_a_foreign_pack_is_refused_and_our_artifac
 ) -> None:
     store = filled(tmp_path / "store", OURS, packed=False)
     theirs = filled(tmp_path / "theirs", THEIRS)
-    shutil.copytree(theirs.root / "v1" / "packs", store.root / "v1" / "packs")
+    shutil.copytree(theirs.root / "v2" / "packs", store.root / "v2" / "packs")
     (path,) = packs_of(store.root, "job")
     path.rename(path.with_name(pack_name(path.name[:64], "main")))  # it claims to be ours
     with job(store.root, signing_key=OURS) as node:
@@ -358,7 +358,7 @@ def test_a_pack_that_hangs_keeps_claims_waiting_for_a_second_in_all(
 ) -> None:
     """A stripe of the file system is gone; the rest answers."""
     store = filled(tmp_path / "store")
-    stall = interposer.stall(call, below=store.root / "v1" / "packs", seconds=HANGS)
+    stall = interposer.stall(call, below=store.root / "v2" / "packs", seconds=HANGS)
     with job(store.root) as node:
         agent = start_agent(node, environ=interposer.environ)
         begun = time.monotonic()
@@ -372,7 +372,7 @@ def test_a_pack_that_hangs_keeps_claims_waiting_for_a_second_in_all(
 def test_the_pack_of_a_store_that_opens_late_is_read_then(tmp_path: Path, interposer: Interposer) -> None:
     """Its server has the many nodes of a job to answer."""
     store = filled(tmp_path / "store")
-    packs = store.root / "v1" / "packs"
+    packs = store.root / "v2" / "packs"
     late = interposer.stall("open", below=store.root / MARKER, seconds=3, times=1)
     read = interposer.stall("read", below=packs, seconds=0)
     with job(store.root) as node:
@@ -405,7 +405,7 @@ early._FEWEST_AGENTS, early._WAITS, early._WORTH, early._COUNTS_EVERY = 3, 0.05,
 @contextlib.contextmanager
 def cold_job(store: Path, slow: Interposer) -> Iterator[tuple[Node, Node]]:
     """Two nodes of a job whose store is slow, both of which follow the news; a third one has just compiled `NAMES`."""
-    slow.stall("open", below=store / "v1" / "objects", seconds=0.05)
+    slow.stall("open", below=store / "v2" / "objects", seconds=0.4)
     with RedisServer() as redis, contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(job(store, redis_url=redis.url)) for _ in range(3)]
         for number, node in enumerate(nodes):
@@ -446,7 +446,7 @@ def test_what_the_job_has_compiled_reaches_the_other_nodes_as_a_pack_if_the_stor
 def test_nobody_waits_long_for_the_pack_of_a_writer_that_hangs_or_dies(tmp_path: Path, interposer: Interposer) -> None:
     store = tmp_path / "store"
     with cold_job(store, interposer) as (second, third):
-        hung = interposer.stall("rename", below=store / "v1" / "packs", seconds=HANGS)
+        hung = interposer.stall("rename", below=store / "v2" / "packs", seconds=HANGS)
         answers = claim_all(second)
         until(lambda: hung.hits)
         assert {answer.result() for answer in answers} == {Ready("store")}

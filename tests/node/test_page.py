@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from kcoord.agent.http_server import BoundedServer
-from kcoord.agent.page.status_page import application
+from kcoord.agent.status_page import StatusPage
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.client import Lead
-from kcoord.telemetry.counters import complete
-from tests.support.agents import SOON, Node, until
+from kcoord.telemetry.figures import Figures
+from tests.support.agents import SOON, Node, hits, until
 from tests.support.browser import Browser
 from tests.support.command import KCOORD
 from tests.support.sandbox import Sandbox, finish
@@ -37,14 +37,21 @@ STATUS: dict[str, Any] = {
     "packs": {"job": {"artifacts": 1300, "file": "f.pack"}},
     "pools": {"job": {"running": True, "busy": ["kernels.matmul"], "queued": 5, "compiled": 4, "used": 3, "failed": 1,
                       "failures": ["no registers"]}},
-    "jobs": {"job": complete({"requests": 1234, "compiles": 12})},
+    "jobs": {"job": {**Figures().read(), "requests": 1234, "compiles": 12}},
 }  # fmt: skip
+
+
+def page_of_a_status() -> StatusPage:
+    """A page whose agent was well a moment ago."""
+    page = StatusPage("127.0.0.1", stale=60.0)
+    page.look(STATUS)
+    return page
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of a page without an agent."""
-    server = BoundedServer("127.0.0.1", 0, application(lambda: STATUS, "127.0.0.1"))
+    server = BoundedServer("127.0.0.1", 0, page_of_a_status())
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield f"127.0.0.1:{server.server_address[1]}"
@@ -70,13 +77,15 @@ def test_a_real_agent_serves_its_status_without_its_settings() -> None:
         node.start()
         client, key = node.client(job="mine"), CacheKey.of("test", "matmul")
         lead = client.claim(key, node.home("matmul"))
-        assert client.deliver({"requests": 5})
+        assert client.deliver([hits(5)])
         until(lambda: node.status()["page"])
-        found = json.loads(ask(node.status()["page"])[2])
-        status = node.status()
+        address = node.status()["page"]
+        until(lambda: (found := json.loads(ask(address)[2]))["jobs"] and found["flights"])
+        found, status = json.loads(ask(address)[2]), node.status()
         assert found.keys() == status.keys() - {"settings", "op", "id"} | {"now"}
         assert [flight["name"] for flight in found["flights"]] == ["test:matmul"]
-        assert found["jobs"] == status["jobs"] == {"mine": complete({"requests": 5})}
+        assert found["jobs"] == status["jobs"]
+        assert found["jobs"]["mine"]["memory_hits"] == 5
         assert isinstance(lead, Lead)
         client.give_up(lead, key)
 
@@ -141,15 +150,14 @@ def test_its_own_policy_lets_nothing_else_run_or_load(address: str) -> None:
     assert "redis_url" not in text
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), RuntimeError("the loop has ended")])
-def test_an_agent_that_hangs_or_ends_is_an_error_and_not_an_old_status(error: Exception) -> None:
-    def ask() -> dict[str, Any]:
-        raise error
-
-    said: list[str] = []
-    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/status.json", "HTTP_HOST": "localhost"}
-    assert b"".join(application(ask, "localhost")(environ, lambda status, headers: said.append(status)))
-    assert said == ["503 Service Unavailable"]
+def test_an_agent_that_hangs_or_has_not_begun_is_an_error_and_not_an_old_status() -> None:
+    page = StatusPage("localhost", stale=0.0)
+    for _ in range(2):
+        said: list[str] = []
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/status.json", "HTTP_HOST": "localhost"}
+        assert b"".join(page(environ, lambda status, headers, said=said: said.append(status)))
+        assert said == ["503 Service Unavailable"]
+        page.look(STATUS)
 
 
 def test_a_browser_shows_what_ranks_sent_as_text_and_nothing_else(address: str) -> None:
@@ -173,7 +181,7 @@ def test_a_browser_shows_what_ranks_sent_as_text_and_nothing_else(address: str) 
 
 @pytest.mark.parametrize("clients", [5, 16])
 def test_clients_that_drip_bytes_keep_nobody_out_for_longer_than_a_connection_lasts(clients: int) -> None:
-    server = BoundedServer("127.0.0.1", 0, application(lambda: STATUS, "127.0.0.1"), longest=1.0)
+    server = BoundedServer("127.0.0.1", 0, page_of_a_status(), longest=1.0)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     address, ends = f"127.0.0.1:{server.server_address[1]}", threading.Event()
@@ -206,7 +214,7 @@ def test_clients_that_drip_bytes_keep_nobody_out_for_longer_than_a_connection_la
 
 def test_a_browser_says_that_the_agent_has_gone() -> None:
     browser = Browser()
-    server = BoundedServer("127.0.0.1", 0, application(lambda: STATUS, "127.0.0.1"))
+    server = BoundedServer("127.0.0.1", 0, page_of_a_status())
 
     def serve_once() -> None:
         server.handle_request()

@@ -25,7 +25,7 @@ lead = claim(client, "key")
 def node() -> Iterator[Node]:
     if subprocess.run([*APART, "true"], capture_output=True).returncode != 0:
         pytest.skip("this user may not make pid namespaces")
-    with Node(stall=str(STALL)) as node:
+    with Node(stall_seconds=str(STALL)) as node:
         node.start("--parent", "0", wrap=APART)
         yield node
 

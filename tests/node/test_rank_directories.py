@@ -97,7 +97,7 @@ def test_of_the_kernels_that_a_tuner_compiles_in_a_temporary_directory_the_used_
     client.close()
     eventually(lambda: not sandbox.processes())
     assert len(list(store.digests())) == 1, "an agent that ends has published what it was given"
-    (recipe,) = parts(store.root / "v1" / "profiles" / "job", Notices())
+    (recipe,) = parts(store.root / "v2" / "profiles" / "job", Notices())
     assert recipe.qualname == "scale"
 
 

@@ -164,7 +164,7 @@ def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[
 def start(box: Sandbox, name: str, *models: str, stall: float | None = None, **wanted: Any) -> Started:
     """A rank with a world of its own, which meets the others through kcoord alone."""
     arguments = json.dumps({"models": models, "alone": True, "marks": True, **wanted})
-    return box.fork(COMPILED, arguments, KCOORD_STALL=stall and str(stall), **environment(box, name))
+    return box.fork(COMPILED, arguments, KCOORD_STALL_SECONDS=stall and str(stall), **environment(box, name))
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["was killed", "hangs"])

@@ -16,7 +16,6 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, PROFILE, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, StoreError
@@ -25,13 +24,14 @@ from kcoord.profiles.parts import load_profile, parts, save_part
 from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
+from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
 from kcoord.transfer.prefetch import prefetch
-from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
 from tests.support.command import KCOORD
+from tests.support.objects import parts_of, payload_of, put_together
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
 from tests.support.signing import OURS, THEIRS, A, B, opened, trust, unsigned
@@ -181,28 +181,24 @@ def test_without_a_key_nothing_is_wrapped_and_with_off_nothing_is_doubted() -> N
 
 
 def altered_payload(home: Path) -> None:
-    path = home / "payload.tar.zst"
-    path.write_bytes(path.read_bytes()[::-1])
+    encoded, payload = parts_of(home)
+    home.write_bytes(put_together(encoded, payload[::-1]))
 
 
 def evil(home: Path, sign: Callable[[bytes], bytes]) -> None:
     """What an attacker who can write to the store would put there: whole, and other code."""
     contents = dict.fromkeys(FILES, b"evil")
     manifest = manifest_of(contents, _key_at(home))
-    payload = pack(manifest, contents)
-    (home / "payload.tar.zst").write_bytes(payload)
-    (home / "manifest.msgpack").write_bytes(sign(with_payload(manifest, payload).encode()))
+    home.write_bytes(put_together(sign(manifest.encode()), payload_of(manifest, contents)))
 
 
 def _key_at(home: Path) -> CacheKey:
-    return Manifest.decode((home / "manifest.msgpack").read_bytes()).key
+    return Manifest.decode(parts_of(home)[0]).key
 
 
 def altered_manifest(home: Path) -> None:
     """Other code under the old signature."""
-    path = home / "manifest.msgpack"
-    sealed = path.read_bytes()
-    _, signature = split(sealed)
+    _, signature = split(parts_of(home)[0])
     assert signature is not None
 
     def under_the_old_signature(manifest: bytes) -> bytes:
@@ -244,7 +240,7 @@ def test_a_forged_artifact_is_refused_and_the_leader_puts_another_in_its_place(r
     store.publish(manifest_of(), FILES)
     home = store.home(KEY.digest)
     ATTACKS[attack](home)
-    forged = (home / "manifest.msgpack").read_bytes()
+    forged = parts_of(home)[0]
     with pytest.raises(ArtifactInvalid):
         store.fetch(KEY.digest, manifest_digest(forged))  # as an attacker on Redis would announce it
     assert quarantined(store) == [], "a reader takes nothing from the others"
@@ -272,7 +268,7 @@ def test_a_signed_artifact_under_another_keys_name_is_refused(root: Path) -> Non
     store = opened(root, OURS)
     store.publish(manifest_of(), FILES)
     store.home(OTHER_KEY.digest).parent.mkdir(exist_ok=True)
-    shutil.copytree(store.home(KEY.digest), store.home(OTHER_KEY.digest))
+    shutil.copy(store.home(KEY.digest), store.home(OTHER_KEY.digest))
     with pytest.raises(ArtifactInvalid, match="another key"):
         store.fetch(OTHER_KEY.digest)
 
@@ -287,7 +283,7 @@ def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(ro
     with pytest.raises(ArtifactDistrusted):
         ours.publish(manifest_of(host="again"), FILES)
     assert quarantined(ours) == []
-    assert list((root / "v1" / "staging").iterdir()) == []
+    assert list((root / "v2" / "staging").iterdir()) == []
     assert theirs.fetch(KEY.digest, announced) is not None
 
 
@@ -331,7 +327,7 @@ def until_published(root: Path, name: str, *keys: str) -> None:
 
     def there() -> bool:
         with contextlib.suppress(ArtifactInvalid):
-            return store.files(key_of(name).digest) is not None
+            return store.object(key_of(name).digest) is not None
         return False
 
     until(there)
@@ -390,7 +386,7 @@ def test_a_node_that_lacks_a_key_compiles_for_itself_and_takes_nothing_from_the_
             until_published(root, name, THEIRS)
         until(lambda: len(outcomes(root)) == 2)
         if not announced:
-            shutil.rmtree(root / "v1" / "leases")
+            shutil.rmtree(root / "v2" / "leases")
         before = outcomes(root)
         client = stranger.client()
         leads = [stranger.claim(client, name) for name in ("k", "l")]
@@ -411,7 +407,7 @@ def test_a_node_that_lacks_a_key_compiles_for_itself_and_takes_nothing_from_the_
 
 def outcomes(root: Path) -> dict[str, bytes]:
     """What the lease files say of finished keys."""
-    return {path.name: path.read_bytes() for path in (root / "v1" / "leases").glob("*/*.outcome")}
+    return {path.name: path.read_bytes() for path in (root / "v2" / "leases").glob("*/*.outcome")}
 
 
 def test_a_choice_without_a_signature_is_made_again(root: Path, tmp_path: Path) -> None:
@@ -429,7 +425,7 @@ def test_a_choice_without_a_signature_is_made_again(root: Path, tmp_path: Path) 
 def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(root: Path, tmp_path: Path) -> None:
     with node(root, OURS, tmp=tmp_path) as made:
         assert made.client().record("p", [recipe(1).to_wire()])
-        directory = root / "v1" / "profiles" / "p"
+        directory = root / "v2" / "profiles" / "p"
         until(lambda: directory.exists() and list(parts(directory, Notices(), trust(OURS))))
         save_part(directory, [recipe(66)])
         save_part(directory, [recipe(67)], trust=trust(f"main:{B}"))
@@ -517,22 +513,22 @@ def test_ranks_without_a_key_warm_up_a_signed_profile(sandbox: Sandbox) -> None:
 def test_a_store_that_everybody_may_rearrange_is_told_and_refused_where_signatures_are_required(root: Path) -> None:
     notices = Notices()
     opened(root).publish(manifest_of(), FILES)
-    (root / "v1" / "objects").chmod(0o777)
+    (root / "v2" / "objects").chmod(0o777)
     assert opened(root, notices=notices).fetch(KEY.digest) is not None
     (told,) = notices.since(0)[0]
     assert "objects: everybody may rename what is in it: chmod o-w" in told
     with pytest.raises(StoreError, match="everybody may rename"):
         opened(root, OURS)
-    (root / "v1" / "objects").chmod(0o1777)
+    (root / "v2" / "objects").chmod(0o1777)
     opened(root, OURS)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives directories away")
 def test_a_store_of_a_stranger_is_doubted_unless_it_is_our_groups(root: Path) -> None:
     opened(root)
-    os.chown(root / "v1", 12345, 54321)
-    assert [(d.path, "user 12345" in d.finding) for d in doubts(root)] == [(root / "v1", True)]
-    os.chown(root / "v1", 12345, os.getgid())
+    os.chown(root / "v2", 12345, 54321)
+    assert [(d.path, "user 12345" in d.finding) for d in doubts(root)] == [(root / "v2", True)]
+    os.chown(root / "v2", 12345, os.getgid())
     assert doubts(root) == []
 
 
@@ -542,7 +538,7 @@ def test_an_agent_uses_a_refused_store_as_soon_as_its_modes_are_right(root: Path
     with node(root, OURS, tmp=tmp_path) as made:
         until(lambda: any("chmod o-w" in line for line in notices_of(made)))
         compile_it(made, "k")
-        assert list((root / "v1" / "objects").iterdir()) == []
+        assert list((root / "v2" / "objects").iterdir()) == []
         root.chmod(0o755)
         until(lambda: any("is back" in line for line in notices_of(made)), 30)
         compile_it(made, "l")

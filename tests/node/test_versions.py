@@ -27,7 +27,7 @@ def test_versions_whose_protocols_differ_have_an_agent_each_and_share_the_store(
         return found
 
     assert compiled("here") == [0, 1]
-    eventually(lambda: len(list((sandbox.root / "store" / "v1" / "objects").glob("??/*/manifest.msgpack"))) == 2)
+    eventually(lambda: len(list((sandbox.root / "store" / "v2" / "objects").glob("??/*"))) == 2)
     assert compiled("here", PYTHONPATH=path) == []
     assert compiled("there", PYTHONPATH=path) == []
     assert compiled("there") == []

@@ -15,11 +15,13 @@ import psutil
 import pytest
 
 import kcoord
+from kcoord.cli.warmup import gpus
 from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
-from kcoord.warmup.runner import warmup
-from kcoord.warmup.tasks import distinct
+from kcoord.replay.recipes import replayable
+from kcoord.replay.warmup import divided, warmup
 from tests.support.command import KCOORD
+from tests.support.living import words_of
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, eventually
 
@@ -225,7 +227,7 @@ def test_a_file_system_that_hangs_does_not_hang_the_job(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
-    monkeypatch.setattr("kcoord.warmup.runner._LONGEST_READ", 0.2)
+    monkeypatch.setattr("kcoord.replay.warmup._LONGEST_READ", 0.2)
     directory = sandbox.local / "profiles" / "hangs"
     directory.mkdir(parents=True)
     (directory / "a.recipes").touch()
@@ -244,9 +246,8 @@ torch = types.ModuleType("torch")  # one that says when it is asked for a GPU, w
 torch.version = types.SimpleNamespace(cuda="13", hip=None)
 torch.cuda = types.SimpleNamespace(is_available=lambda: print("asked"))
 sys.modules["torch"] = torch
-from kcoord.warmup import runner
-runner._GPUS = (sys.argv[1],)
-report = runner.replay()
+from kcoord.replay import warmup
+report = warmup.replay(sys.argv[1:])
 print(report.compiled, report.failed)
 """
 
@@ -257,6 +258,30 @@ def test_before_the_script_begins_no_gpu_is_asked_for(sandbox: Sandbox, gpu: str
     give(sandbox, record(sandbox, count=2))
     done = sandbox.run("-c", ASKS_THE_GPU, gpu, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS))
     assert done.stdout == said, done.stderr
+
+
+@pytest.mark.parametrize(("gpu", "queued"), [(os.devnull, ["make_for"]), ("/no/gpu", ["make", "make_for"])])
+def test_each_rank_compiles_for_its_own_gpu_and_the_rest_is_shared(
+    gpu: str, queued: list[str], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiled = profiled_module(monkeypatch, sandbox)
+
+    @kcoord.compile_once(scope=kcoord.Scope.TARGET)
+    def local(n: int, *, staging: Path) -> None:
+        (staging / "kernel").write_text(f"{n}")
+
+    for_sm90 = Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 0.0, 1 << 60)
+    shared, own = divided([(profiled.make, (5,)), for_sm90, (local, (5,))], [], [gpu])
+    assert sorted(recipe.qualname for recipe in shared) == queued
+    assert len(shared) + len(own) == 3, "what no recipe can hold is in no queue"
+    assert [run(False) for _, run in own] == [("compiled", "")] * len(own)
+
+
+def test_a_process_of_the_command_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert gpus() == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == [{}]
 
 
 def test_an_empty_list_is_done_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,24 +298,6 @@ def test_a_profile_that_is_not_there_yet_is_told_and_fails_no_job(
     report = kcoord.warmup("other")
     assert (report.compiled, report.loaded, report.failed) == (0, 0, [])
     assert "no profile 'other': there are mine" in caplog.text
-
-
-@pytest.mark.parametrize("variables", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"),
-                                       ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")], ids=lambda v: v[0])  # fmt: skip
-def test_every_rank_begins_elsewhere_and_walks_the_whole_list(
-    variables: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kcoord.warmup import runner
-
-    tasks = [runner.Task(str(n), lambda waits: "loaded") for n in range(10)]
-    firsts = set()
-    for number in range(4):
-        monkeypatch.setenv(variables[0], str(number))
-        monkeypatch.setenv(variables[1], "4")
-        order = [t.name for t in runner.order(tasks, *runner._rank_and_world())]
-        assert sorted(order) == sorted(t.name for t in tasks)
-        firsts.add(order[0])
-    assert firsts == {"0", "1", "2", "3"}, "the longest four are begun first, by one rank each"
 
 
 # Triton
@@ -432,7 +439,7 @@ def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox
     done = json.loads(sandbox.run_kcoord(*command, PYTHONPATH=path(PROGRAMS)).stdout)
     assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
     chosen = [Recipe("tilelang", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
-    assert distinct(chosen, ["cuda:90"]) == chosen, "TileLang's are of their GPUs, and left alone on another"
+    assert replayable(chosen, ["cuda:90"]) == chosen, "TileLang's are of their GPUs, and left alone on another"
 
 
 def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:
@@ -461,17 +468,20 @@ def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sa
         pytest.skip("this user may not make pid namespaces")
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
+
+    def compilers() -> list[psutil.Process]:
+        return [p for p in sandbox.processes() if any("kcoord.replay" in word for word in words_of(p))]
+
     environment = sandbox.env(PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600", BEGUN=str(begun))
     command = [*apart, sys.executable, *KCOORD, "warmup", "job", "--workers", "2"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         eventually(begun.exists, what="one compiles")
         (told,) = psutil.Process(started.pid).children() if apart else [psutil.Process(started.pid)]
-        workers = [p for p in told.children() if "kcoord.warmup" in p.cmdline()]
-        assert len(workers) == 2
+        assert compilers()
         told.terminate()
         started.communicate(timeout=60)
     assert started.returncode == 143
-    assert not [worker for worker in workers if worker.is_running()]
+    eventually(lambda: not compilers(), what="neither its processes nor the pool are left")
 
 
 def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: Sandbox) -> None:
@@ -482,7 +492,8 @@ def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: San
     few += "subprocess.Popen = two\n"
     few += "import atexit; atexit.register(lambda: print('ended', *(each.poll() for each in made)))\n"
     code = f"{few}from kcoord.cli import main; main()"
-    done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600")
+    how = {"PYTHONPATH": path(PROGRAMS), "SECONDS_EACH": "600", "CUDA_VISIBLE_DEVICES": "0,1"}  # a process for each
+    done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", **how)
     assert done.returncode == 1
     assert (
         done.stderr

@@ -90,7 +90,7 @@ class World:
         arguments = ("-m", "tests.stale.child", self._table, tree, state, *steps)
         done = finish(self._box.fork(*arguments, preload=self._preload, **self._variables))
         assert done.returncode == 0, done.stderr
-        self._stderr += [line for line in done.stderr.splitlines() if " kernels asked for, " not in line]
+        self._stderr += [line for line in done.stderr.splitlines() if " requests: " not in line]
         return _parse(json.loads(done.stdout.splitlines()[-1]), steps.count("compile"))
 
     def verdicts(self) -> Verdicts:

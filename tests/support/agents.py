@@ -34,6 +34,7 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.spans import Span
 from tests.support import processes
 from tests.support.environment import clean_environ
 from tests.support.forkserver import Forked
@@ -62,6 +63,11 @@ def key_of(name: str) -> CacheKey:
 def recipe_of(name: str) -> Recipe:
     """The recipe of `key_of(name)`, whose compile took half a second."""
     return Recipe("test", "tests", "kernel", name, "", 0.5, 1)
+
+
+def hits(count: int = 1) -> list[Any]:
+    """A span of handles that were found in memory, as a rank delivers it."""
+    return Span("memory", "ok", "test", "", "", 1e9, 0.0, count=count).to_wire()
 
 
 def stage(home: Path, text: str = "a kernel") -> Path:

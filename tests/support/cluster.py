@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import random
 import subprocess
 import threading
@@ -11,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
-from kcoord.artifacts.payload import unpack
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.object import read_object
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import read_plain
@@ -119,7 +120,7 @@ class Cluster:
         return is_whole(self.store.home(key_digest(name)))
 
     def left_in_staging(self) -> list[str]:
-        return sorted(path.name for path in (self.store.root / "v1" / "staging").iterdir())
+        return sorted(path.name for path in (self.store.root / "v2" / "staging").iterdir())
 
 
 def start_agent(
@@ -131,11 +132,12 @@ def start_agent(
 
 def is_whole(home: Path) -> bool:
     try:
-        manifest = Manifest.decode(read_plain(home / "manifest.msgpack", LARGEST_MANIFEST))
-        unpack(manifest, read_plain(home / "payload.tar.zst", 1 << 30))
+        content = read_plain(home, 1 << 30)
+        found = read_object(io.BytesIO(content).read, len(content), Manifest.decode)
+        found.contents()
     except (ArtifactInvalid, OSError):
         return False
-    return manifest.key.digest == home.name
+    return found.manifest.key.digest == home.name
 
 
 class Onlooker:
@@ -144,7 +146,7 @@ class Onlooker:
     def __init__(self, store: Path) -> None:
         self.torn: set[str] = set()
         self.seen: set[str] = set()
-        self._objects, self._end = store / "v1" / "objects", threading.Event()
+        self._objects, self._end = store / "v2" / "objects", threading.Event()
         self._thread = threading.Thread(target=self._look)
 
     def __enter__(self) -> Onlooker:

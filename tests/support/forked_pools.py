@@ -27,14 +27,10 @@ def _forked(
 ) -> socket.socket:
     if VARIABLE not in os.environ:
         return _started(self, path, script, environ, first)
-    program = ["-c", pool_start._PROGRAM, str(os.getpid()), " ".join(first), *filter(_is_text, path)]
+    program = self._program(path, first)
     variables = pool_start._environment(self._settings, environ) | {POOL_SCRIPT: script}
     ours, theirs = socket.socketpair()
     with theirs, Path(os.devnull).open("wb") as nothing:
         streams = (theirs.fileno(), nothing.fileno(), nothing.fileno())
         ForkClient(os.environ[VARIABLE], _environ).start(program, variables, Path.cwd(), streams)
     return ours
-
-
-def _is_text(entry: object) -> bool:
-    return isinstance(entry, str)

@@ -20,15 +20,14 @@ def fork_warmups() -> None:
 
 
 class _Piped:
-    """As `subprocess.Popen` with pipes."""
+    """As `subprocess.Popen` with a pipe."""
 
     def __init__(self, client: ForkClient, arguments: list[str], environ: dict[str, str]) -> None:
-        (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-        self.stdout, self.stderr = (os.fdopen(each, errors="replace") for each in (out, err))
+        out, their_out = os.pipe()
+        self.stdout = os.fdopen(out, errors="replace")
         with Path(os.devnull).open("rb") as nothing:
-            self._forked = client.start(arguments, environ, Path.cwd(), (nothing.fileno(), their_out, their_err))
+            self._forked = client.start(arguments, environ, Path.cwd(), (nothing.fileno(), their_out, 2))
         os.close(their_out)
-        os.close(their_err)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._forked, name)
@@ -38,4 +37,4 @@ def _forked(arguments: list[str], environment: dict[str, str]) -> subprocess.Pop
     if VARIABLE not in environment:
         return _start_process(arguments, environment)
     client = ForkClient(environment[VARIABLE], _environ)
-    return _Piped(client, ["-m", "kcoord.warmup", *arguments], environment)
+    return _Piped(client, ["-m", "kcoord.replay", *arguments], environment)

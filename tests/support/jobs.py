@@ -200,7 +200,7 @@ class Job:
                     self.said()
                 )
                 if not self.lost:
-                    assert not list((self.store.root / "v1" / "staging").iterdir()), "staging is left behind"
+                    assert not list((self.store.root / "v2" / "staging").iterdir()), "staging is left behind"
                 for manifest in self.store.manifests():
                     assert self.store.fetch(manifest.key.digest) is not None, "what is published is valid"
         finally:

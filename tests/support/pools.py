@@ -26,7 +26,7 @@ import sys
 from kcoord.agent import claims, pools
 from kcoord.agent.watch.idle_cores import Permits
 ask = Permits.ask
-Permits.ask = lambda self, owner, memory, idle, left: ask(self, owner, memory, 8.0, 8.0)
+Permits.ask = lambda self, owner, most, memory, idle, left: ask(self, owner, most, memory, 8.0, 8.0)
 pools._RESTS, claims._STARVED = {rests}, {starved}
 from kcoord.agent.__main__ import main
 sys.exit(main(sys.argv[2:]))
@@ -54,12 +54,14 @@ def started(
     script: str = "",
     first: Sequence[str] = (),
     meanwhile: Callable[[], object] = bool,
+    **limits: Any,
 ) -> PoolStart:
-    """A pool that this process starts. It imports `first`; ``meanwhile()`` may start the agent."""
+    """A pool that this process starts, with those `limits` of `PoolStart`. It imports `first`; ``meanwhile()`` may start the
+    agent."""
     environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six").items() if v is not None}
     settings = Settings.from_environ(sandbox.env(**environment))
     client = AgentClient(settings, Notices())
-    start = PoolStart(settings, Notices(), client)
+    start = PoolStart(settings, Notices(), client, **limits)
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)

@@ -19,7 +19,8 @@ def recipe(n: int = 0, seconds: float = 1.0, order: int = 0, call: Any = None) -
 
 
 def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> Started:
-    return sandbox.fork_kcoord(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **more)
+    return sandbox.fork_kcoord(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world),
+                               LOCAL_WORLD_SIZE=str(world), **more)  # fmt: skip
 
 
 def said(process: Started) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from kcoord.artifacts.signing import Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.telemetry.events import Notices
+from tests.support.objects import parts_of, put_together
 
 A, B = "a" * 64, "b" * 64  # secrets, in hex
 OURS, THEIRS = f"main:{A}", f"other:{B}"
@@ -26,5 +27,5 @@ def opened(root: Path, *keys: str, policy: str = "require", notices: Notices | N
 
 def unsigned(home: Path) -> None:
     """A downgrade: the same artifact without its signature."""
-    path = home / "manifest.msgpack"
-    path.write_bytes(split(path.read_bytes())[0])
+    encoded, payload = parts_of(home)
+    home.write_bytes(put_together(split(encoded)[0], payload))

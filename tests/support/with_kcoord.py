@@ -10,8 +10,9 @@ from tests.support.forked_warmups import fork_warmups
 
 for _name in (
     "kcoord.agent.__main__",
-    "kcoord.agent.metrics.exporter",
-    "kcoord.agent.page.status_page",
+    "kcoord.agent.http_server",
+    "kcoord.agent.metrics",
+    "kcoord.agent.status_page",
     "kcoord.backends.registry",
     "kcoord.leases.files",
     "kcoord.leases.redis",

@@ -10,8 +10,8 @@ from triton.backends import backends  # noqa: F401
 import kcoord.backends.triton.recipes
 import kcoord.files.atomic
 import kcoord.keys.function.walk
-import kcoord.pool.process
-import kcoord.rank.coordinator  # noqa: F401
+import kcoord.rank.coordinator
+import kcoord.replay.process  # noqa: F401
 from tests.support.forked_agents import fork_agents
 from tests.support.forked_pools import fork_pools
 

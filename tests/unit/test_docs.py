@@ -192,7 +192,7 @@ def test_what_people_are_told_to_type_works(sandbox: Sandbox, page: str, command
     )
     assert done.returncode == 0, done.stderr
     if program:
-        assert "4 kernels asked for, 2 compiled" in done.stderr
+        assert "4 requests: 2 compiled" in done.stderr
 
 
 def test_the_site_has_every_page_and_builds_strictly(tmp_path: Path) -> None:

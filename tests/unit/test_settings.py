@@ -62,7 +62,7 @@ def refusal(environ: dict[str, str] | None = None, **flags: str | None) -> str:
         ("KCOORD_REDIS_URL", "redis://host:70000/0", "cannot be parsed"),
         ("KCOORD_REDIS_URL", "redis://[::1", "cannot be parsed"),
         ("KCOORD_REDIS_URL", "redis://host/abc", "the number of a database"),
-        ("KCOORD_STALL", "-1", "0.5, or 0"),
+        ("KCOORD_STALL_SECONDS", "-1", "0.5, or 0"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str, remedy: str) -> None:

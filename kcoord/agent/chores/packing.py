@@ -24,6 +24,7 @@ from kcoord.agent.packs import Packs
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
 from kcoord.leases.base import LeaseService, leased
 from kcoord.profiles.packs import usable_packs
@@ -157,7 +158,7 @@ class PackWriter:
         if newest is None or newest.digests <= set(used):
             return []
         with store_errors(store.root):
-            now = beneath.touched(store.root / "v1", store.root)
+            now = beneath.touched(store.root / LAYOUT, store.root)
         uses = load_uses(store.root)
         ages = {digest: now - uses.get(prefix_of(digest), 0.0) for digest in newest.digests.difference(used)}
         return sorted(

@@ -15,6 +15,7 @@ from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
@@ -93,7 +94,7 @@ class StoreRetention:
             tell_collected("the store", collect(store, self._limits, pinned=pinned, most=MOST), self._notices)
             return
         with suppress(OSError):
-            Trash(store / "v1" / "trash", store).empty()  # of `kcoord gc`
+            Trash(store / LAYOUT / "trash", store).empty()  # of `kcoord gc`
         if self._metered:
             count(store)
 
@@ -108,7 +109,7 @@ class StoreRetention:
 
 def _is_turn(store: Path) -> bool:
     try:
-        return is_turn(store / "v1" / "collected", EVERY)
+        return is_turn(store / LAYOUT / "collected", EVERY)
     except OSError as error:
         log.info("garbage collection of the store failed: %s", error)
         return False

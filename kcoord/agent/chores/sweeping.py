@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import StoreError
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import check_tier
 from kcoord.files.sweep import sweep, sweep_left_by
 from kcoord.telemetry.events import Notices, log
@@ -87,7 +88,7 @@ class Sweeper:
 
 
 def _sweep_store(store: Path) -> None:
-    _logged(lambda: sweep(store / "v1" / "staging", store) if is_turn(store / "v1" / "swept", EVERY) else 0)
+    _logged(lambda: sweep(store / LAYOUT / "staging", store) if is_turn(store / LAYOUT / "swept", EVERY) else 0)
 
 
 def _logged(work: Callable[[], int]) -> None:

@@ -1,4 +1,7 @@
-"""The agent's part of a job's time line: its ranks' spans, appended to a file of this node, and copied to the store."""
+"""The agent's part of a job's figures and time line.
+
+Its ranks' spans are added up, appended to a file of this node, and copied to the store.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.atomic import replace_file
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import fault_of, store_error
 from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
+from kcoord.latest import Latest
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.figures import Figures
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import KEY_DIGITS, Span, checked
 
@@ -54,6 +60,7 @@ class Timelines:
     def __init__(self, store: Path | None, local_dir: Path, agent: str, notices: Notices) -> None:
         self._store, self._local_dir, self._agent, self._notices = store, local_dir, agent, notices
         self._lines: dict[str, _Line] = {}
+        self._figures: Latest[str, Figures] = Latest(_MOST_JOBS)
         self._opened = 0
         self._began, self._notices_read = time.time(), 0
         self._events: list[span_files.AgentEvent] = []
@@ -68,21 +75,40 @@ class Timelines:
         self.chores = [self._saving, self._sharing]
 
     def add(self, who: Identity, message: Deliver) -> list[Span]:
-        """Keep the spans of a delivery, and return them; what is no span is left out, and counted."""
+        """Keep the spans of a delivery, and return them. Malformed ones are left out, and counted.
+
+        Of a pool's worker its compiles are kept: no rank loaded what it loaded, nor waited for it.
+        """
         spans, refused = checked(message.spans)
+        if who.pool:
+            spans = [span for span in spans if span.kind == "compile"]
         self._append(who, spans, message.dropped + refused)
         return spans
+
+    def stats(self, job: str | None) -> dict[str, Any]:
+        """The figures of `job` on this node, by default of the job that delivered last. A job without spans has the name None."""
+        job = next(reversed(self._figures), None) if job is None else job
+        found = self._figures.get(job) if job is not None else None
+        return {"job": None if found is None else job, "figures": (found or Figures()).read()}
+
+    def latest(self, most: int) -> dict[str, dict[str, float]]:
+        """By job, its figures on this node; of the jobs that delivered last."""
+        return {job: self._figures[job].read() for job in list(self._figures)[-most:]}
 
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:
         """The process `who` ended while it compiled `name`, which is ``backend:kernel``, for so long."""
         backend, _, kernel = name.partition(":")
         begin = time.time() - seconds
-        wire = ["compile", "lost", backend, kernel, digest[:KEY_DIGITS], begin, seconds, 0.0, False, ""]
-        self._append(who, *checked([wire]))
+        span = Span("compile", "lost", backend, kernel, digest[:KEY_DIGITS], begin, seconds)
+        self._append(who, *checked([span.to_wire()]))
 
     def _append(self, who: Identity, spans: list[Span], dropped: int) -> None:
         if not spans and not dropped:
             return
+        sums = self._figures[who.job] = self._figures.get(who.job) or Figures()
+        sums.dropped += dropped
+        for span in spans:
+            sums.add(span, pool=who.pool)
         line = self._lines.get(who.job)
         if line is None:
             if len(self._lines) >= _MOST_JOBS and not self._close_one():
@@ -225,7 +251,7 @@ class Timelines:
             make_below(there)
         if _size(there / path.name) != here.st_size:
             content = path.read_bytes()
-            replace_file(there / path.name, content, self._store / "v1" / "staging", self._store)
+            replace_file(there / path.name, content, self._store / LAYOUT / "staging", self._store)
         self._shared[path] = here.st_size
 
 

@@ -12,18 +12,6 @@ from kcoord.backends.triton.backend import MODULES, base32
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey
 from kcoord.keys.host import host_abi
-from kcoord.telemetry.counters import Counters
-
-_counters = Counters()
-"""Modules are no kernels of the job: a summary that counted them would contradict Triton's listener."""
-
-
-def _forget_after_fork() -> None:
-    global _counters
-    _counters = Counters()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 @dataclass(frozen=True)
@@ -40,6 +28,7 @@ class TritonModules(Backend[Module, str]):
 
     name = MODULES
     keeps_handles = False
+    aside = True  # a summary that counted modules would contradict Triton's listener
 
     def label(self, request: Module) -> str:
         return request.filename
@@ -59,6 +48,3 @@ class TritonModules(Backend[Module, str]):
 
     def load(self, request: Module, artifact: Artifact) -> str:
         return str(artifact.path / request.filename)
-
-    def counters(self, request: Module) -> Counters:
-        return _counters

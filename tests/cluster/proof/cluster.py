@@ -162,7 +162,7 @@ class Cluster:
 
     def empty_store(self) -> None:
         """Of all but what says what there is to compile: profiles. As after a change that makes every key a new one."""
-        for path in (self.exported / "v1").iterdir():
+        for path in (self.exported / "v2").iterdir():
             if path.is_dir() and path.name != "profiles":
                 shutil.rmtree(path)
 

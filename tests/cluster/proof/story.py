@@ -157,7 +157,7 @@ def job_with_faults(cluster: Cluster) -> Story:
         here.start_sidecar()
 
     # seconds after its ranks began; a node that vanishes sooner is not in the report
-    of_train_1 = "v1/traces/*/train-1-*.spans"
+    of_train_1 = "v2/traces/*/train-1-*.spans"
     eventually(lambda: list(cluster.exported.glob(of_train_1)), what="train-1's time line has begun")
     until_compiling(there, 32, "the job compiles on, on the node that is about to vanish")
     with fault("train-1 vanishes: its link, its agent, its ranks", lambda: f"{len(saved)} kernels were in the store"):
@@ -216,7 +216,7 @@ def read_back(cluster: Cluster, story: Story) -> None:
 
 
 def _in_store(cluster: Cluster) -> set[str]:
-    return {path.name for path in cluster.exported.glob("v1/objects/??/*")}
+    return {path.name for path in cluster.exported.glob("v2/objects/??/*")}
 
 
 def _kernels(cluster: Cluster) -> dict[str, int]:

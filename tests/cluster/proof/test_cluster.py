@@ -113,8 +113,8 @@ def _nothing_was_compiled_again_without_a_reason(story: Story) -> None:
 def _nothing_is_left(nodes: Cluster) -> None:
     """That no process is, the cluster's end asserts."""
     eventually(lambda: not nodes.leased(), 2 * _TTL, "no lease is left in Redis")
-    assert not list(nodes.exported.glob("v1/leases/*/*.lease"))
-    staging = nodes.exported / "v1" / "staging"
+    assert not list(nodes.exported.glob("v2/leases/*/*.lease"))
+    staging = nodes.exported / "v2" / "staging"
     assert {path.name.rpartition("-")[0] for path in staging.iterdir()} <= {"train-1-1"}, "but of who was killed"
     sweep(staging, here_after=0, elsewhere_after=0)
     assert not list(staging.iterdir())

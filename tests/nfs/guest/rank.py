@@ -20,8 +20,8 @@ from typing import Any
 from kcoord.artifacts import local
 from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid, KcoordError
+from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.compaction import compact
 from kcoord.profiles.parts import parts, roots, save_part
@@ -154,19 +154,19 @@ def store_read(names: list[str], seconds: float, announced: bool = False) -> dic
 
 def store_remove(name: str) -> bool:
     """As a clean-up does it: out of the way by a rename, then unlinked, without mercy for who reads."""
-    home = _store().home(key_of(name).digest)
-    trash = home.parent.parent.parent / "staging" / f"trash-{os.getpid()}-{time.monotonic_ns()}"
+    path = _store().home(key_of(name).digest)
+    trash = path.parent.parent.parent / "staging" / f"trash-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        home.rename(trash)
+        path.rename(trash)
     except FileNotFoundError:
         return False
-    shutil.rmtree(trash)
+    trash.unlink()
     return True
 
 
 def store_unlink(name: str) -> bool:
-    """As a user does it: ``rm -r`` in place."""
-    shutil.rmtree(_store().home(key_of(name).digest), ignore_errors=True)
+    """As a user does it: ``rm`` in place."""
+    _store().home(key_of(name).digest).unlink(missing_ok=True)
     return True
 
 
@@ -202,10 +202,9 @@ def collect_once(**limits: Any) -> dict[str, Any]:
 def fill(count: int) -> None:
     """Put so many into the store that look like artifacts, past everything; on the server's host."""
     for n in range(count):
-        home = _store().home(key_of(f"filling-{n}").digest)
-        home.mkdir(parents=True)
-        for name in ("manifest.msgpack", "payload.tar.zst"):
-            (home / name).write_bytes(bytes(1500))
+        path = _store().home(key_of(f"filling-{n}").digest)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(3000))
 
 
 def holdings() -> dict[str, int] | None:
@@ -281,13 +280,11 @@ def _fetch(store: Store, name: str, announced: str | None) -> dict[str, str]:
 
 def _read_as_waiter(store: Store, name: str) -> dict[str, str]:
     """What was announced is whatever the manifest says at this moment."""
-    import hashlib
-
-    home = store.home(key_of(name).digest)
     try:
-        announced = hashlib.sha256((home / "manifest.msgpack").read_bytes()).hexdigest()
-    except OSError:
-        announced = "0" * 64
+        encoded = store.manifest_bytes(key_of(name).digest)
+    except (ArtifactInvalid, StoreError):
+        encoded = None
+    announced = "0" * 64 if encoded is None else manifest_digest(encoded)
     return _fetch(store, name, announced)
 
 

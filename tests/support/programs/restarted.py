@@ -40,7 +40,7 @@ def until(condition) -> None:
 def a_pool_runs() -> bool:
     """The launcher's, which is told the launcher's process."""
     lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
-    return any(str(os.getppid()) in words and "kcoord.pool.process" in " ".join(words) for words in lines)
+    return any(str(os.getppid()) in words and "kcoord.replay.process" in " ".join(words) for words in lines)
 
 
 triton.knobs.compilation.listener = listen

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent import connections
 from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.protocol import frames, messages
 from kcoord.protocol.identity import Identity
@@ -34,9 +33,12 @@ class Clients:
     handle: Callable[[Connection, int], None] | None = None
     asked: list[int] = field(default_factory=list)
     gone: list[Connection] = field(default_factory=list)
+    hello_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        self.there = Connections("agent", Notices(), False, self._ask, self.gone.append, Observer())
+        self.there = Connections(
+            "agent", Notices(), False, self._ask, self.gone.append, Observer(), hello_timeout=self.hello_timeout
+        )
 
     def _ask(self, connection: Connection, request: int, message: messages.Request) -> None:
         self.asked.append(request)
@@ -60,17 +62,19 @@ async def frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     return frames.decode_body(await reader.readexactly(length))
 
 
-def serving(path: Path, scenario: Callable[[Clients], Coroutine[Any, Any, None]]) -> Clients:
-    clients = Clients(path / "s")
+def serving(
+    path: Path, scenario: Callable[[Clients], Coroutine[Any, Any, None]], hello_timeout: float = 10.0
+) -> Clients:
+    clients = Clients(path / "s", hello_timeout=hello_timeout)
 
     async def run() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(clients.path))
-            server = clients.there.listen(listener)
+            close = clients.there.listen(listener)
             await scenario(clients)
             while len(clients.there):
                 await asyncio.sleep(0.005)
-            server.close()
+            close()
 
     asyncio.run(asyncio.wait_for(run(), 30))
     return clients
@@ -106,9 +110,7 @@ def test_a_hello_and_requests_may_come_together(tmp_path: Path) -> None:
     serving(tmp_path, scenario)
 
 
-def test_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.1)
-
+def test_who_says_nothing_is_cut_off(tmp_path: Path) -> None:
     async def scenario(clients: Clients) -> None:
         async with clients.client(b"") as (silent, _), clients.client() as (reader, writer):
             assert await silent.read() == b""
@@ -116,18 +118,16 @@ def test_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyP
             writer.write(status(1))
             assert (await frame(reader))["number"] == 1
 
-    serving(tmp_path, scenario)
+    serving(tmp_path, scenario, hello_timeout=0.1)
 
 
-def test_half_a_hello_is_cut_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.1)
-
+def test_half_a_hello_is_cut_off_too(tmp_path: Path) -> None:
     async def scenario(clients: Clients) -> None:
         async with clients.client(b"") as (reader, writer):
             writer.write(HELLO[:-1])
             assert await reader.read() == b""
 
-    assert not serving(tmp_path, scenario).gone
+    assert not serving(tmp_path, scenario, hello_timeout=0.1).gone
 
 
 def test_who_ends_its_sending_is_answered_what_it_had_asked(tmp_path: Path) -> None:

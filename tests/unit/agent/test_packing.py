@@ -175,7 +175,7 @@ def test_what_nobody_uses_goes_also_from_a_pack_that_is_replaced_often(store: St
             others = World(store)  # of the next job
             others.use(*used)
             await others.attempt()
-            for path in (*packs_of(store.root, "job"), *(store.root / "v1" / "used").iterdir()):
+            for path in (*packs_of(store.root, "job"), *(store.root / "v2" / "used").iterdir()):
                 older(path, 7 * DAY)
             assert others.held() == {*NAMES[max(0, 6 * number - 6) : 6 * number], *used}
 
@@ -187,7 +187,7 @@ def test_of_what_other_nodes_use_the_last_used_stays_if_room_is_short(
 ) -> None:
     write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
     note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[:5]])
-    for path in (store.root / "v1" / "used").iterdir():
+    for path in (store.root / "v2" / "used").iterdir():
         older(path, 2 * DAY)
     note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[5:8]])
     monkeypatch.setattr(pack_module, "MOST_PACKED", 13)
@@ -243,7 +243,7 @@ def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
 
 
 def test_a_store_that_takes_nothing_is_tried_again(store: Store) -> None:
-    staging = store.root / "v1" / "staging"
+    staging = store.root / "v2" / "staging"
 
     async def scene(world: World) -> None:
         staging.rmdir()
@@ -327,7 +327,7 @@ def test_what_an_early_pack_had_no_time_for_is_in_the_next_one_beside_what_the_f
             assert pack is not None
             assert len(pack.digests) == count
             for digest in pack.digests:  # the next pack has them from this one
-                shutil.rmtree(store.home(digest), ignore_errors=True)
+                store.home(digest).unlink(missing_ok=True)
 
     played(store, scene)
 

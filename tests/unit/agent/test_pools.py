@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kcoord.agent import pools as pools_module
-from kcoord.agent.pools import Pools, of_worker
+from kcoord.agent.pools import Pools
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Announce, Done, Granted, Join, Joined, Next, Take, Work
 from kcoord.telemetry.events import Notices
 
 MUCH = 64 << 30
@@ -84,11 +84,10 @@ class World:
 
     def __init__(self, most: int = 2) -> None:
         self.connections, self.profiles = Connections(), Profiles()
-        self.counted: list[tuple[str, dict[str, float]]] = []
         self.learned: list[Recipe] = []
         self.pools = Pools(
             most, self.connections, self.profiles, self.learned.extend,  # type: ignore[arg-type]
-            lambda job, counters: self.counted.append((job, counters)), Notices(),
+            Notices(),
         )  # fmt: skip
 
     def announce(self, client: Client, *recipes: Recipe, **how: Any) -> Granted:
@@ -105,6 +104,12 @@ class World:
         if answer is not None:
             return answer
         return next((work for whom, work in self.connections.answers[before:] if whom is worker), None)
+
+    def next(self, caller: Client, ended: str = "") -> str:
+        """What a warm-up's caller gets: a recipe's name, with a mark if it is to wait for others; or how many keys are left."""
+        work = self.pools.next(caller, 1, Next(ended))  # type: ignore[arg-type]
+        assert isinstance(work, Work)
+        return work.recipe["qualname"] + "?" * work.waits if work.recipe is not None else str(work.left)
 
     def join(self, process: Client) -> Joined | None:
         """The answer, if there is one at once."""
@@ -262,16 +267,6 @@ def test_a_pool_that_ended_before_there_was_work_is_no_start() -> None:
     assert world.join(process) == Joined(2, ["kernels"])
 
 
-def test_of_a_workers_delivery_its_compiles_count_and_no_requests_which_are_the_ranks() -> None:
-    def span(kind: str) -> list[Any]:
-        return [kind, "ok", "triton", "f", "a" * 16, 1.0, 1.0, 0.0, False, ""]
-
-    counters = {"requests": 3, "compiles": 1, "compiles@triton": 1, "local_hits": 2, "saved_seconds": 5.0, 7: 1}
-    found = of_worker(Deliver(counters, [span("compile"), span("load"), "x", []]))
-    assert found.counters == {"compiles": 1, "compiles@triton": 1}
-    assert found.spans == [span("compile")]
-
-
 def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
     world, worker, rank = World(), Client(), Client()
     world.announce(rank, recipe("f"), profile="mine")
@@ -282,7 +277,7 @@ def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
         world.pools.published(client, SimpleNamespace(backend=backend, digest=digest * 64), 2.5)  # type: ignore[arg-type]
     for _ in range(2):
         world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16, "d" * 16])
-    assert world.counted == [("job", {"ahead": 1}), ("job", {"ahead_used": 1})]
+    assert world.pools.status()["job"]["used"] == 1
     assert world.profiles.added == [("mine", [recipe("f").measured(2.5, 0).to_wire()])], "no rank has asked for it"
 
 
@@ -338,3 +333,74 @@ def test_a_worker_that_ends_in_the_middle_is_a_failure_and_its_core_is_free() ->
 
 def test_a_worker_of_a_job_that_a_new_agent_does_not_know_ends() -> None:
     assert World().take(Client()) == Work(over=True)
+
+
+def test_recipes_of_the_current_device_are_left_to_the_ranks() -> None:
+    world = World()
+    world.profiles.own["mine"] = [replace(recipe("f"), target=""), recipe("g")]
+    world.announce(Client(), profile="mine")
+    worker = Client()
+    assert [world.taken(worker), world.taken(worker, ended="compiled")] == ["g", None]
+
+
+# Callers of a warm-up.
+
+
+def test_callers_and_workers_share_a_list_and_each_waits_for_what_others_are_at() -> None:
+    world, one, two, worker = World(), Client(), Client(), Client()
+    for caller in (one, two):
+        assert not world.announce(caller, *map(recipe, "abcd"), waits=True).granted, "the pool starts at a miss"
+    assert [world.next(one), world.next(two), world.taken(worker), world.next(one, "compiled")] == ["a", "b", "c", "d"]
+    assert world.next(one, "compiled") == "b?"
+    assert world.next(two, "loaded") == "c?"
+    world.take(worker, ended="compiled")
+    assert [world.next(one, "loaded"), world.next(two, "loaded")] == ["0", "0"]
+    done = world.pools.next(one, 1, Next())  # type: ignore[arg-type]
+    assert done == Work(None, left=0, pooled=1)
+
+
+def test_what_fails_elsewhere_each_caller_tries_for_itself_once() -> None:
+    world, one, two, worker = World(), Client(), Client(), Client()
+    for caller in (one, two):
+        world.announce(caller, recipe("a"), recipe("b"), waits=True)
+    assert [world.next(one), world.taken(worker)] == ["a", "b"]
+    world.take(worker, ended="failed", why="no GPU")
+    assert [world.next(one, "failed"), world.next(one, "compiled")] == ["b?", "0"]
+    assert [world.next(two), world.next(two, "failed")] == ["a?", "0"]
+
+
+def test_what_is_still_compiled_elsewhere_after_a_wait_is_left() -> None:
+    world, caller = World(), Client()
+    world.announce(caller, recipe("a"), waits=True)
+    assert [world.next(caller), world.next(caller, "busy"), world.next(caller, "busy")] == ["a", "a?", "1"]
+
+
+def test_a_caller_that_ends_leaves_its_recipe_to_the_others() -> None:
+    world, one, two = World(), Client(), Client()
+    for caller in (one, two):
+        world.announce(caller, recipe("a"), waits=True)
+    assert world.next(one) == "a"
+    world.pools.gone(one.id)
+    assert world.next(two) == "a?"
+
+
+def test_kernels_of_a_script_are_left_to_the_pool_at_first() -> None:
+    world, caller, worker = World(), Client(), Client()
+    world.announce(caller, recipe("a", "__main__"), replace(recipe("b"), order=1), waits=True)
+    assert [world.next(caller), world.taken(worker), world.next(caller, "compiled")] == ["b", "a", "a?"]
+
+
+def test_a_warm_up_has_workers_where_others_have_none() -> None:
+    world, caller, process = World(most=0), Client(), Client()
+    world.announce(caller, recipe("a"), waits=True, workers=3)
+    assert world.announce(caller).granted
+    assert world.join(process) == Joined(3, ["kernels"])
+    assert world.taken(Client(), idle=0.0) == "a", "whatever the machine's other processes do"
+    for each in (caller, process):
+        world.pools.gone(each.id)
+    assert not world.announce(Client(), recipe("b")).granted, "nobody waits"
+
+
+def test_a_caller_that_this_agent_does_not_know_is_told_nothing() -> None:
+    world = World()
+    assert world.pools.next(Client(), 1, Next()) == Done()  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ def last_words(node: Node, agent: subprocess.Popen[bytes], request: dict[str, ob
 
 def test_what_a_pools_worker_took_in_its_last_moment_is_not_lost_for_others() -> None:
     recipe = Recipe("triton", "kernels", "scale", {}, "cuda:90", 1.0, 0).to_wire()
-    with Node(ahead="1") as node:
+    with Node(pool_workers="1") as node:
         agent = start_agent(node, MUCH_IS_FREE)
         with node.wire() as wire:
             wire.hello()

@@ -30,7 +30,7 @@ class Disk:
         self.store, self.notices = Store(root), Notices()
         self.store.open()
         self.breaker = StoreBreaker(self.store, self.notices, **{"probes": (0.02, 0.05), **bounds})
-        self._objects = root / "v1" / "objects"
+        self._objects = root / "v2" / "objects"
 
     def break_it(self) -> None:
         self._objects.rename(self._objects.with_name("away"))

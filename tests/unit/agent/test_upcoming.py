@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from kcoord.agent.upcoming import Upcoming
+import pytest
+
+from benchmarks.cluster.play import bound
+from benchmarks.cluster.table import recorded
+from kcoord.agent.upcoming import Upcoming, dealt
 from kcoord.profiles.recipe import TRIED, Recipe
 
 
@@ -39,12 +43,6 @@ def test_each_node_begins_with_a_share_of_its_own_and_goes_on_with_the_others() 
         orders.append(taken(queue))
     assert sorted("".join(order[:2] for order in orders)) == sorted("abcdef")
     assert all(sorted(order) == sorted("abcdef") for order in orders)
-
-
-def test_recipes_of_the_current_device_are_left_to_the_ranks() -> None:
-    queue = Upcoming()
-    queue.later([recipe("a", target="")], 0, 1, cores=1)
-    assert not queue
 
 
 def test_what_a_rank_is_about_to_use_comes_before_a_profile() -> None:
@@ -126,3 +124,16 @@ def test_what_others_compile_is_looked_for_again_last_and_not_for_ever() -> None
             rounds = 0
             queue.busy(first)
     assert pauses == [2, 4, 8, 16, *[32] * 6], "seconds"
+
+
+@pytest.mark.parametrize("world", [1, 2, 8, 32, 64, 128, 512, 2048])
+def test_shares_of_real_kernels_take_equally_long(world: int) -> None:
+    kernels = recorded()
+    shares = dealt([recipe(f"k{n}", seconds, n) for n, (_, seconds) in enumerate(kernels)], world)
+    assert sorted(each.order for share in shares for each in share) == list(range(len(kernels)))
+    assert max(sum(each.seconds for each in share) for share in shares) <= 1.05 * bound(kernels, world)
+
+
+def test_recipes_whose_seconds_nobody_knows_are_dealt_out_in_turn() -> None:
+    shares = dealt([recipe(name, 0.0) for name in "abcdef"], 2)
+    assert ["".join(each.qualname for each in share) for share in shares] == ["ace", "bdf"]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ import kcoord
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.describe import describe
-from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest, Origin
+from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, CompileFailed
 from kcoord.keys.device import CPU, GPUTarget
@@ -230,15 +229,11 @@ def test_a_record_contradicts_another_gpu_and_nothing_else(
 # --- manifests ---
 
 
-def test_a_manifest_says_what_its_files_say_and_an_earlier_one_says_nothing(tmp_path: Path) -> None:
+def test_a_manifest_says_what_its_files_say(tmp_path: Path) -> None:
     (tmp_path / "kernel.ptx").write_text(".target sm_90a\n")
     manifest = describe(tmp_path, key(), 1.0, Origin()).manifest
     assert manifest.targets == ("cuda:90",)
     assert Manifest.decode(manifest.encode()) == manifest
-    document = msgpack.unpackb(manifest.encode())
-    assert document["format"] == 1, "what an earlier kcoord reads"
-    del document["targets"]
-    assert Manifest.decode(msgpack.packb(document)) == replace(manifest, targets=())
 
 
 @pytest.mark.parametrize("targets", [None, "cuda:90", [1], [b"cuda:90"], {"cuda:90": 1}, ["x"] * 101])
@@ -367,14 +362,6 @@ def test_a_load_believes_the_manifest_and_reads_no_code(
     monkeypatch.setattr("kcoord.artifacts.describe.RecordedTargets", refuse)
     assert coordinator.find(key(), home, SM80) is not None
     assert coordinator.find(key(), home, SM90) is None
-
-
-def test_code_that_an_earlier_kcoord_published_without_a_record_is_loaded(coordinator: Coordinator) -> None:
-    home = plant(coordinator, key(), SM80)
-    document = msgpack.unpackb((home / MANIFEST_NAME).read_bytes())
-    del document["targets"]
-    (home / MANIFEST_NAME).write_bytes(msgpack.packb(document))
-    assert coordinator.find(key(), home, SM90) is not None
 
 
 def test_a_backend_keeps_what_it_compiled_for_another_gpu_and_the_others_compile_at_once(

@@ -530,3 +530,45 @@ def test_directories_above_a_named_cache_that_are_made_are_not_open_whatever_the
     finally:
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("image", "image/kernels")] == [0o755, 0o755]
+
+
+# --- right after its agent has published it ---
+
+
+def test_what_was_published_this_moment_is_had_without_a_look_at_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    artifact = published(home)
+    read: list[str] = []
+    real = local.read_plain
+
+    def noted(path: str | Path, *rest: Any, **named: Any) -> bytes:
+        read.append(Path(path).name)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(local, "read_plain", noted)
+    assert local.published(home, KEY.digest) == artifact
+    assert read == [MANIFEST_NAME]
+
+
+def test_what_was_published_and_is_gone_torn_or_another_keys_is_not_had(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert local.published(home, KEY.digest) is None
+    published(home)
+    with pytest.raises(ArtifactInvalid, match="another key"):
+        local.published(home, "0" * 64)
+    next(path for path in home.iterdir() if path.name != MANIFEST_NAME and path.is_file()).unlink()
+    assert local.published(home, KEY.digest) is None
+    (home / MANIFEST_NAME).write_bytes(b"torn")
+    with pytest.raises(ArtifactInvalid):
+        local.published(home, KEY.digest)
+
+
+def test_what_was_published_and_others_may_write_to_is_not_had(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    published(home)
+    home.chmod(0o755)
+    next(path for path in home.iterdir() if path.name != MANIFEST_NAME and path.is_file()).chmod(0o666)
+    with pytest.raises(ArtifactInvalid, match="it is not used"):
+        local.published(home, KEY.digest)

@@ -20,7 +20,6 @@ from kcoord.artifacts.manifest import (
     FileEntry,
     Manifest,
     Origin,
-    Payload,
     check_content,
     home_token,
     portable,
@@ -36,7 +35,6 @@ MANIFEST = Manifest(
     (FileEntry("group.json", 3, SHA, True), FileEntry("kernel.cubin", 3, SHA), FileEntry("sub/dir/x.so", 0, SHA)),
     1.5,
     Origin("host", 42, 3, "cuda:90#0", 1.7e9),
-    Payload(100, SHA),
 )
 
 
@@ -54,7 +52,6 @@ def refused(changed: Any) -> str:
     "manifest",
     [
         MANIFEST,
-        replace(MANIFEST, payload=None),
         replace(MANIFEST, origin=Origin()),
         replace(MANIFEST, files=()),
         replace(MANIFEST, compile_seconds=0.0),
@@ -126,8 +123,7 @@ def test_a_list_of_files_that_is_not_tame_is_refused(what: str, files: Any) -> N
         ("origin", None), ("origin", ["h", math.inf, None, "d", 0.0]), ("origin", ["h", math.nan, None, "d", 0.0]),
         ("origin", ["h", "pid", None, "d", 0.0]), ("origin", ["h", 1e19, None, "d", 0.0]),
         ("origin", ["h", 1, math.inf, "d", 0.0]), ("origin", ["h", 1, 2, "d", "x"]), ("origin", ["h", 1, 2, "d", math.nan]),
-        ("payload", []), ("payload", [1]), ("payload", ""), ("payload", {}), ("payload", [-1, SHA]), ("payload", [1, "x"]),
-        ("payload", 7), ("key", None), ("key", {}), ("key", []), ("key", "k"), ("files", "abcd"),
+        ("key", None), ("key", {}), ("key", []), ("key", "k"), ("files", "abcd"),
     ],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_refused(field: str, value: Any) -> None:
@@ -136,7 +132,7 @@ def test_a_field_of_another_kind_is_refused(field: str, value: Any) -> None:
     refused(changed)
 
 
-@pytest.mark.parametrize("field", ["format", "digest", "key", "files", "compile_seconds", "origin", "payload"])
+@pytest.mark.parametrize("field", ["format", "digest", "key", "files", "compile_seconds", "origin", "targets"])
 def test_a_missing_field_is_refused(field: str) -> None:
     changed = document()
     del changed[field]

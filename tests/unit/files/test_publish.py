@@ -159,7 +159,7 @@ def test_a_name_at_which_invalid_artifacts_reappear_is_given_up(
     staging = stage(home)
     _torn(home)
 
-    def aside_and_back(final: Path, quarantine: Path, root: Path | None) -> None:
+    def aside_and_back(final: Path, quarantine: Path, root: Path | None = None) -> None:
         set_aside(final, quarantine, root)
         _torn(final)
 
@@ -183,7 +183,7 @@ def test_publishing_touches_the_parent_so_that_nfs_clients_look_again(tmp_path: 
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path, Path], None], error: int) -> None:
-    def rename(source: Path, target: Path, root: Path | None) -> None:
+    def rename(source: Path, target: Path, root: Path | None = None) -> None:
         monkeypatch.undo()
         before(source, target)
         raise OSError(error, os.strerror(error), str(source))
@@ -302,7 +302,7 @@ def test_a_store_on_a_read_only_or_full_file_system_refuses_to_publish(tmp_path:
         with pytest.raises(StoreError, match="full") as caught:
             store.publish(source.manifest, local.read_contents(source))
         one_line(caught.value, disk)
-        assert list((disk / "v1" / "staging").iterdir()) == [], "what was half written is removed"
+        assert list((disk / "v2" / "staging").iterdir()) == [], "what was half written is removed"
         assert store.fetch(KEY.digest) is None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts import local
-from kcoord.artifacts.describe import seal
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
 from kcoord.files import beneath
@@ -112,7 +112,7 @@ def test_what_others_left_goes_after_a_day_whatever_their_pid_means_here(
     assert sweep_all(tmp_path) == 2
 
 
-@pytest.mark.parametrize("suffix", [".marker", ".part", "-own.part", ".probe", ".spans"])
+@pytest.mark.parametrize("suffix", [".part", ".probe", ".spans"])
 def test_files_beside_staging_directories_go_likewise(tmp_path: Path, dead: int, suffix: str) -> None:
     (tmp_path / name(dead, suffix=suffix)).write_bytes(b"half")
     assert sweep_all(tmp_path) == 1
@@ -139,7 +139,7 @@ def test_no_link_is_followed(tmp_path: Path, dead: int) -> None:
     staging = tmp_path / "staging"
     staging.mkdir()
     (staging / name(dead)).symlink_to(precious)
-    inside = make(staging, name(dead, suffix="-own"))
+    inside = make(staging, name(dead, suffix=".part"))
     (inside / "link").symlink_to(precious)
     assert sweep_all(staging) == 2
     assert list(staging.iterdir()) == []
@@ -188,13 +188,13 @@ def test_an_owner_that_lives_after_all_cannot_publish_what_is_half_removed(
     """A writer of another host that took more than a day, and is done in this very moment."""
     home = tmp_path / "home"
     late = stage(home).rename(tmp_path / ".kcoord" / "staging" / name(7, "another"))
-    seal(late, KEY, 1.0, ORIGIN)
+    (late / MANIFEST_NAME).write_bytes(describe(late, KEY, 1.0, ORIGIN).encoded)
     tried = []
 
     def remove(path: Path, root: Path) -> bool:
         (path / "kernel.txt").unlink()
         with pytest.raises(StoreError):
-            rename_into_place(late, home, MANIFEST_NAME, lambda _: True, local.quarantine_of(home), durable=False)
+            rename_into_place(late, home, MANIFEST_NAME, lambda _: True, local.quarantine_of(home))
         tried.append(path)
         return True
 
@@ -215,7 +215,7 @@ def test_on_a_disk_that_cannot_be_written_nothing_goes(tmp_path: Path, dead: int
 
 def test_what_a_process_left_goes_at_once_when_it_has_ended(tmp_path: Path, dead: int, alive: int) -> None:
     make(tmp_path, name(dead))
-    spared = make(tmp_path, name(dead, suffix="-own"))
+    spared = make(tmp_path, name(dead, suffix=".part"))
     theirs = make(tmp_path, name(alive))
     elsewhere = make(tmp_path, name(dead, where="0a1b2c3d"))
     assert sweep_left_by(tmp_path, alive) == 0
@@ -284,8 +284,8 @@ def test_what_a_process_was_writing_into_the_machines_cache_when_it_was_killed_i
 
 def test_an_agent_sweeps_the_store_and_the_local_tiers_that_it_sees(tmp_path: Path, dead: int) -> None:
     with Node(store=str(tmp_path)) as node:
-        in_store = make(tmp_path / "v1" / "staging", name(dead, "another"))
-        kept = make(tmp_path / "v1" / "staging", "something else")
+        in_store = make(tmp_path / "v2" / "staging", name(dead, "another"))
+        kept = make(tmp_path / "v2" / "staging", "something else")
         left = [
             make(node.directory / "objects" / "ab" / ".kcoord" / "staging", name(dead)),
             make(node.directory / "triton" / ".kcoord" / "staging", name(dead)),
@@ -294,8 +294,8 @@ def test_an_agent_sweeps_the_store_and_the_local_tiers_that_it_sees(tmp_path: Pa
         start_agent(node, _AT_ONCE)
         until(lambda: not in_store.exists() and not any(path.exists() for path in left))
         assert kept.exists()
-        assert (tmp_path / "v1" / "swept").exists()
-        again = make(tmp_path / "v1" / "staging", name(dead, "another"))
+        assert (tmp_path / "v2" / "swept").exists()
+        again = make(tmp_path / "v2" / "staging", name(dead, "another"))
         with Node(store=str(tmp_path)) as second:
             left_there = make(second.directory / "triton" / ".kcoord" / "staging", name(dead))
             start_agent(second, _AT_ONCE)

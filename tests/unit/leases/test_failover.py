@@ -374,7 +374,7 @@ async def chain_at(url: str, store: Path, lines: list[str], **times: float) -> A
 
 
 def markers(store: Path) -> list[str]:
-    return [p.stem for p in store.glob("v1/leases/*/*.lease")]
+    return [p.stem for p in store.glob("v2/leases/*/*.lease")]
 
 
 async def until_there(store: Path, key: str) -> None:
@@ -545,7 +545,7 @@ async def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: Re
             ("lease files", "closed", 0),
         ]
         redis_server.kill()
-        (store / "v1").rename(store / "away")
+        (store / "v2").rename(store / "away")
         answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
         assert sum(isinstance(a, Lease) for a in answers) == 1
         assert service.name == "this node"
@@ -555,7 +555,7 @@ async def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: Re
         assert lines[1].endswith("coordination is by this node")
         shown = status._coordinators({"coordinates": service.name, "breaker": service.breakers()})
         assert shown == "this node (Redis: away, 1×; lease files: away, 1×)"
-        (store / "away").rename(store / "v1")
+        (store / "away").rename(store / "v2")
         deadline = time.monotonic() + BOUND
         while service.name != "lease files":
             assert time.monotonic() < deadline

@@ -50,14 +50,14 @@ async def leases_in(store: Path, **times: float) -> AsyncIterator[FileLeases]:
 
 
 def path_of(store: Path, suffix: str, key: str = _KEY) -> Path:
-    path = store / "v1" / "leases" / key[:2] / f"{key}.{suffix}"
+    path = store / "v2" / "leases" / key[:2] / f"{key}.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def litter(store: Path) -> list[str]:
     """Markers, and files that were to get another name."""
-    return [str(p) for p in (store / "v1").rglob("*") if not p.is_dir() and p.suffix != ".outcome"]
+    return [str(p) for p in (store / "v2").rglob("*") if not p.is_dir() and p.suffix != ".outcome"]
 
 
 def marker_of_another_host(ttl: float, mode: str = "lease") -> bytes:
@@ -186,7 +186,7 @@ def test_a_marker_that_was_touched_between_two_looks_expires_a_ttl_after_that(
     monkeypatch.setattr(lease_files, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(lease_files, "file_system_now", lambda staging: now + ahead)
     marker = path_of(store, "lease")
-    files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+    files = KeyFiles(marker.parent, store / "v2" / "staging", _KEY, 30.0, 30.0)
     marker.write_bytes(marker_of_another_host(30.0))
     os.utime(marker, (ahead, ahead))
     for now in (0.0, 5.0):
@@ -225,7 +225,7 @@ def test_a_marker_that_is_touched_as_it_is_moved_aside_is_put_back(
     now = 0.0
     monkeypatch.setattr(lease_files, "time", SimpleNamespace(monotonic=lambda: now))
     marker, left = path_of(store, "lease"), KeyFiles._left
-    files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+    files = KeyFiles(marker.parent, store / "v2" / "staging", _KEY, 30.0, 30.0)
     marker.write_bytes(marker_of_another_host(30.0))
     os.utime(marker, (1, 1))
     assert isinstance(files.attempt(None), Wait)
@@ -249,7 +249,7 @@ def test_a_marker_that_cannot_be_put_back_costs_a_second_leader_and_not_the_use_
     now = 0.0
     monkeypatch.setattr(lease_files, "time", SimpleNamespace(monotonic=lambda: now))
     marker, left = path_of(store, "lease"), KeyFiles._left
-    files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+    files = KeyFiles(marker.parent, store / "v2" / "staging", _KEY, 30.0, 30.0)
     marker.write_bytes(marker_of_another_host(30.0))
     os.utime(marker, (1, 1))
     assert isinstance(files.attempt(None), Wait)
@@ -278,7 +278,7 @@ def test_who_looks_at_a_marker_calls_back_what_an_nfs_server_delegated_of_it(sto
     delegated = os.open(marker, os.O_RDONLY)
     try:
         fcntl.fcntl(delegated, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+        files = KeyFiles(marker.parent, store / "v2" / "staging", _KEY, 30.0, 30.0)
         assert isinstance(files.attempt(None), Wait)
         assert called_back.wait(10)
     finally:
@@ -290,7 +290,7 @@ def test_an_outcome_that_is_written_while_the_lease_is_taken_ends_it(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker, take = path_of(store, "lease"), KeyFiles._take
-    ours, theirs = (KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0) for _ in range(2))
+    ours, theirs = (KeyFiles(marker.parent, store / "v2" / "staging", _KEY, 30.0, 30.0) for _ in range(2))
 
     def meanwhile(self: KeyFiles) -> object:
         theirs.announce(Ready("m"))
@@ -569,7 +569,7 @@ def test_a_file_system_that_refuses_is_told_with_the_remedy_and_used_again_later
 ) -> None:
     with OtherAgent(store, **interposer.environ) as agent:
         assert agent.ask("acquire", _KEY, "a", "host")[0] == "Lease"
-        fault = interposer.fail(call, below=store / "v1", error=error)
+        fault = interposer.fail(call, below=store / "v2", error=error)
         for command in (("acquire", "cd" * 32, "a", "host"), ("ready", "cd" * 32, "a", "m")):
             kind, why, _ = agent.ask(*command)
             assert kind == "LeaseUnavailable"
@@ -595,7 +595,7 @@ def test_a_file_system_that_hangs_is_given_up_within_seconds_and_a_late_lease_gi
     store: Path, interposer: Interposer
 ) -> None:
     with OtherAgent(store, **interposer.environ) as agent, OtherAgent(store) as other:
-        stall = interposer.stall("open", below=store / "v1" / "leases", seconds=5.0, times=1)
+        stall = interposer.stall("open", below=store / "v2" / "leases", seconds=5.0, times=1)
         kind, _, took = agent.ask("acquire", _KEY, "a", "host")
         assert kind == "LeaseUnavailable"
         assert took < 5.0

@@ -211,7 +211,6 @@ async def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis
             "fail": failing.fail("log", "where"),
             "release": released.release(),
             "ping": service.ping(),
-            "add_up": service.add_up("job", "agent", {"compiles": 1}),
             "await_turn": await_turn(service, "k", "a", "host"),
             "watch": new.watch("k").__aenter__(),
         }
@@ -373,61 +372,6 @@ async def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer
         answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
         assert isinstance(answer, Lease)
         assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-
-
-async def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer) -> None:
-    async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
-        job = some_key()
-        await one.add_up(job, "agent|1", {"compiles": 3, "compile_seconds": 1.25})
-        await one.add_up(job, "agent|1", {"compiles": 4, "compile_seconds": 1.5})  # sums, not increments
-        found = await other.add_up(job, "agent-2", {"compiles": 2})
-        assert found == {"agent|1": {"compiles": 4, "compile_seconds": 1.5}, "agent-2": {"compiles": 2}}
-        assert await other.add_up(job, "agent-3", {}) == found
-        assert await other.add_up("another job", "agent-3", {}) == {}
-
-
-async def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
-    shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that every launch uses again, as that of unnamed jobs, had one hash that never ended."""
-    today = 20_000
-
-    def ttl(job: str, day: int) -> int:
-        return int(shared_redis.command("TTL", f"kcoord:{{test}}:stats:{job}:{day}").strip(b":\r\n"))
-
-    monkeypatch.setattr("kcoord.leases.redis._day", lambda: today)
-    async with leases_at(shared_redis.url) as service:
-        job = some_key()
-        for n in range(20):
-            await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
-        assert 0 < ttl(job, today) <= 2 * 86400
-        shared_redis.command("EXPIRE", f"kcoord:{{test}}:stats:{job}:{today}", "1000")
-        today += 1
-        found = await service.add_up(job, "agent-0", {"compiles": 3})
-        assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
-        assert ttl(job, today - 1) <= 1000, "a later agent does not prolong it"
-        today += 1
-        assert await service.add_up(job, "agent-30", {}) == {"agent-0": {"compiles": 3}}
-
-
-async def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
-    """Reading them all is as long as the job has nodes, and every agent stores its own every second."""
-    async with leases_at(shared_redis.url) as service:
-        job = some_key()
-        shared_redis.command("CONFIG", "RESETSTAT")
-        assert await service.add_up(job, "agent", {"compiles": 3}, read=False) == {}
-        assert await service.add_up(job, "agent", {}, read=False) == {}
-        assert b"cmdstat_hgetall" not in shared_redis.command("INFO", "commandstats")
-        assert await service.add_up(job, "agent", {}) == {"agent": {"compiles": 3}}
-
-
-async def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
-    async with leases_at(shared_redis.url) as service:
-        shared_redis.command(
-            "HSET", f"kcoord:{{test}}:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
-        )
-        with pytest.raises(LeaseUnavailable):
-            await service.add_up("job", "agent", {"compiles": 1})
 
 
 async def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: RedisServer) -> None:

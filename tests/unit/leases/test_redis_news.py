@@ -172,7 +172,7 @@ async def test_what_is_known_is_forgotten_when_the_server_falls_silent(redis_ser
 
 
 async def test_a_refusal_by_a_server_that_is_well_costs_nothing_of_what_is_known(redis_server: RedisServer) -> None:
-    """A full server refuses statistics once a second, and an ACL may lack one command."""
+    """A full server refuses a new lease, and an ACL may lack one command."""
     async with _agents(redis_server, 1) as (agent,):
         ready = some_key()
         await agent.ready(ready, "m")
@@ -181,7 +181,7 @@ async def test_a_refusal_by_a_server_that_is_well_costs_nothing_of_what_is_known
             command("ACL", "SETUSER", "default", "-hset")
             try:
                 with pytest.raises(LeaseUnavailable):
-                    await agent.add_up("job", "agent", {"requests": 1.0})
+                    await agent.acquire(some_key(), "t", "host")
             finally:
                 command("ACL", "SETUSER", "default", "+hset")
         assert agent._facts.known(ready) == Ready("m")

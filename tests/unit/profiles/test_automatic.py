@@ -94,7 +94,7 @@ def test_a_process_is_named_by_its_main_module(tmp_path: Path, arguments: list[s
 def test_programs_of_kcoord_record_nothing(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=file, __spec__=None))
     assert automatic.of_this_process(1) == NO_PROFILE
-    spec = SimpleNamespace(name="kcoord.warmup.__main__")
+    spec = SimpleNamespace(name="kcoord.replay.__main__")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=file, __spec__=spec))
     assert automatic.of_this_process(1) == NO_PROFILE
 

@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def home(store: Path, name: str = "p") -> Path:
-    return store / "v1" / "profiles" / name
+    return store / "v2" / "profiles" / name
 
 
 def recipe(n: int, seconds: float = 1.0, order: int = 0) -> Recipe:
@@ -69,7 +69,7 @@ def test_the_parts_of_old_jobs_become_one_that_holds_them_all(store: Path) -> No
     assert len(PARTS.paths(home(store))) == 1
     assert read(store) == before
     assert before[(-1,)].seconds == 39, "the longest compile"
-    assert len(list((store / "v1" / "trash").iterdir())) == len(gone), "a reader may have one open"
+    assert len(list((store / "v2" / "trash").iterdir())) == len(gone), "a reader may have one open"
     assert compact(store) == 0
 
 
@@ -158,7 +158,7 @@ def test_a_user_who_may_put_nothing_into_the_trash_adds_no_merged_part_each_time
     sandbox.root.chmod(0o755)
     for path in [store.root, *store.root.rglob("*")]:
         os.chown(path, 12345, 12345)
-    (store.root / "v1" / "trash").mkdir(mode=0o755)
+    (store.root / "v2" / "trash").mkdir(mode=0o755)
     code = f"""
 import os
 from pathlib import Path

@@ -29,9 +29,9 @@ from kcoord.profiles.profile_files import FileFormat
 from kcoord.profiles.recipe import LARGEST_RECIPE, Known, Recipe, merge
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
+from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, end_agent, in_thread, until
 from tests.support.artifacts import older
 from tests.support.cluster import start_agent
@@ -55,7 +55,7 @@ from kcoord.profiles.recipe import Recipe
 coordinator = Coordinator(Settings.from_environ())
 for n in {numbers}:
     coordinator.record(Recipe("python", "train", "build", (n,), "", float(n), n))
-coordinator._recorder.outbox.deliver()
+coordinator._telemetry.recipes.deliver()
 say("delivered")
 listen()
 """
@@ -194,7 +194,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def home(settings: Settings, name: str = "p") -> Path:
     assert settings.store is not None
-    return settings.store / "v1" / "profiles" / name
+    return settings.store / "v2" / "profiles" / name
 
 
 def test_a_profile_is_sorted_longest_first_however_its_parts_were_written(settings: Settings) -> None:
@@ -472,7 +472,7 @@ def test_more_than_fits_into_a_frame_is_delivered_in_several(node: Node) -> None
         coordinator.record(recipe(call=(n, b"x" * 60_000)))
     for n in range(100, 700):
         coordinator.record(recipe(n))
-    assert coordinator._recorder.outbox.deliver()
+    assert coordinator._telemetry.recipes.deliver()
     coordinator.close()
     until(lambda: numbers(node.settings) == set(range(700)))
 
@@ -504,7 +504,7 @@ def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store
     """It reads it once for all of them. Else the job would begin without a warm-up, and nobody would hear of it."""
     key = "main:" + "ab" * 32
     save_part(
-        tmp_path / "store" / "v1" / "profiles" / "p",
+        tmp_path / "store" / "v2" / "profiles" / "p",
         [recipe(1)],
         trust=Trust("require", {"main": bytes.fromhex("ab" * 32)}),
     )
@@ -517,7 +517,7 @@ def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store
         assert [future.result(30) for future in found] == [[recipe(1)]] * 4
         assert (tmp_path / "reads").read_text() == "x"
         (tmp_path / "let-go").unlink()
-        monkeypatch.setattr("kcoord.warmup.profile_access._PATIENCE", 0.1)
+        monkeypatch.setattr("kcoord.replay.profile_access._PATIENCE", 0.1)
         with pytest.raises(StoreError, match=r"within 0\.1 s: does the store hang"):
             readable(ranks, "p")
         (tmp_path / "let-go").touch()

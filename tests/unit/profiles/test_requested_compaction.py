@@ -62,7 +62,7 @@ def test_the_needs_of_old_jobs_become_one_file_in_the_same_order(store: Path) ->
     assert compact_requested(store) == len(gone)
     assert load_requested(directory) == before
     assert [written_at(path) for path in REQUESTED.paths(directory)] == [pytest.approx(newest, abs=1e-3)]
-    assert len(list((store / "v1" / "trash").iterdir())) == len(gone), "a reader may have one open"
+    assert len(list((store / "v2" / "trash").iterdir())) == len(gone), "a reader may have one open"
     assert compact_requested(store) == 0
 
 

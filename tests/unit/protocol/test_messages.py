@@ -27,14 +27,16 @@ REQUESTS: list[Request] = [
     messages.Measure(KEY.digest, 3),
     messages.Measure(KEY.digest, 3, 1, b"timing"),
     messages.Record("mine", [{"a": 1}]),
-    messages.Deliver({"requests": 1.0}),
-    messages.Deliver({}, [["a span"]], 3, "a process", 7),
+    messages.Deliver(),
+    messages.Deliver([["a span"]], 3),
     messages.Profile("mine"),
     messages.Announce(),
     messages.Announce([{"a": 1}], "mine", 1, 2, 8.0, ["kernels"], "cuda:90"),
     messages.Join(),
     messages.Take(1 << 30, 8.0, 1e6),
     messages.Take(1 << 30, 0.5, 0.0, "failed", "why", last=True),
+    messages.Next(),
+    messages.Next("compiled"),
     messages.Status(),
     messages.Stats(),
     messages.Stats("job"),
@@ -117,8 +119,6 @@ def test_a_request_without_a_field_that_has_no_default_is_refused(message: Reque
         (messages.Take(1, 1, 1), "memory", True),
         (messages.Take(1, 1, 1), "idle", -1),
         (messages.Take(1, 1, 1), "left", float("nan")),
-        (messages.Deliver({}), "process", "x" * 65),
-        (messages.Deliver({}), "number", "1"),
         (messages.Status(), "id", True),
         (messages.Status(), "op", "nonsense"),
         (messages.Status(), "op", ["status"]),
@@ -130,8 +130,8 @@ def test_a_request_with_a_wrong_field_is_refused(message: Request, name: str, va
 
 
 def test_spans_that_are_none_and_a_count_that_is_none_cost_no_delivery() -> None:
-    wire = {**on_the_wire(messages.Deliver({"requests": 1})), "spans": "many", "dropped": -1}
-    assert parse_request(wire) == (7, messages.Deliver({"requests": 1}))
+    wire = {**on_the_wire(messages.Deliver()), "spans": "many", "dropped": -1}
+    assert parse_request(wire) == (7, messages.Deliver())
 
 
 def test_texts_for_people_are_short_and_print() -> None:

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from kcoord.cli.report import line_of, new_lines
-from kcoord.report.comparison import Comparison
-from kcoord.report.differences import Miss
-from kcoord.report.divergence import Divergence, Group
+from kcoord.cli.report import line_of
+from kcoord.report.differences import Divergence, Group
 from kcoord.report.drawing import drawing
 from kcoord.report.findings import findings_of, why_again
 from kcoord.report.page import page
@@ -23,7 +21,7 @@ from kcoord.report.timeline import Row, Timeline
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
 from tests.support.command import kcoord as run
-from tests.support.pages import HOSTILE, Text, make, save
+from tests.support.pages import HOSTILE, Text, make
 from tests.support.sandbox import PROGRAMS, Sandbox
 
 
@@ -57,7 +55,7 @@ def small() -> Timeline:
 
 def report(timeline: Timeline, directory: Path) -> Path:
     path = directory / "report.html"
-    path.write_text(page(timeline, findings_of(timeline), []), encoding="utf-8")
+    path.write_text(page(timeline, findings_of(timeline)), encoding="utf-8")
     return path
 
 
@@ -76,37 +74,11 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     assert facts["compiles"] == stats["compiles"] == 4
     assert facts["compile_seconds"] == pytest.approx(stats["compile_seconds"], abs=0.01)
     assert facts["saved_seconds"] == pytest.approx(stats["saved_seconds"], abs=0.01)
-    assert 0 < facts["wait_seconds"] <= stats["wait_seconds"] + 0.01, "the counter also has fetches and short answers"
-    assert facts["loads"] == stats["waits"] + stats["local_hits"] + stats["store_hits"] == 8
-    assert (facts["ranks"], facts["failures"], facts["duplicates"]) == (3, [], [])
-    assert [m["reason"] for m in facts["misses"]] == ["never compiled before"]
+    assert 0 < facts["wait_seconds"] == stats["wait_seconds"]
+    assert stats["waits"] + stats["local_hits"] + stats["store_hits"] == 8
+    assert (facts["ranks"], facts["failed"], facts["duplicates"]) == (3, [], [])
     seen = Text((sandbox.root / "kcoord-j.html").read_text())
     assert "4 kernels compiled, each once" in seen.text
-    assert "4 kernels, 1." in seen.text
-    assert "never compiled before" in seen.text
-
-
-def misses(sandbox: Sandbox, job: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(sandbox, "report", job, "--json").stdout)["misses"]
-    return [{k: m[k] for k in ("reason", "differences", "kernels")} for m in found]
-
-
-def test_a_miss_is_explained_by_the_nearest_earlier_artifact(sandbox: Sandbox) -> None:
-    make(sandbox, "first", options={"warps": 4, "stages": 3}, block=64)
-    make(sandbox, "far", options={"warps": 1, "stages": 1}, block=64)
-    make(sandbox, "second", options={"warps": 8, "stages": 3}, block=64)
-    assert misses(sandbox, "first") == [{"reason": "never compiled before", "differences": [], "kernels": ["scale"]}]
-    (second,) = misses(sandbox, "second")
-    assert second["differences"] == [["options warps", "4", "8"]]
-    assert second["reason"] == "compiled before with another value of these factors"
-    seen = Text((sandbox.root / "kcoord-second.html").read_text()).text
-    assert "options warps 4 8" in seen
-
-
-def test_an_artifact_that_is_gone_leaves_nothing_to_say(sandbox: Sandbox) -> None:
-    save(sandbox.local, "j", "n", {0: [span("compile", 1, 0, 1)]})
-    assert "the reason is unknown" in misses(sandbox, "j")[0]["reason"]
-    assert json.loads(run(sandbox, "report", "j", "--no-misses", "--json").stdout)["misses"] == []
 
 
 def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
@@ -115,8 +87,8 @@ def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
     first = found.compiled[0]
     assert (len(first.waiters), first.loads, first.saved) == (3, 3, pytest.approx(5.4))
     assert first.longest_wait == pytest.approx(1.82)
-    assert found.saved_seconds == pytest.approx(12 * 1.8)
-    text = Text(page(small(), found, [])).text
+    assert small().figures["saved_seconds"] == pytest.approx(12 * 1.8)
+    text = Text(page(small(), found)).text
     assert "of compiling saved 21.6 s" in text
     assert "the compiler raised an exception" in text
 
@@ -141,7 +113,7 @@ def test_a_kernel_that_was_compiled_twice_says_why(second: dict[str, Any], why: 
     timeline = rows({("a", 0): [span("compile", 1, 0, 1)], ("b", 1): [span(**again)]})
     (kernel,) = findings_of(timeline).duplicates
     assert why in " ".join(why_again(kernel))
-    assert why in Text(page(timeline, findings_of(timeline), [])).text
+    assert why in Text(page(timeline, findings_of(timeline))).text
 
 
 def test_a_leader_that_was_lost_explains_the_second_compile_and_is_told() -> None:
@@ -151,19 +123,19 @@ def test_a_leader_that_was_lost_explains_the_second_compile_and_is_told() -> Non
     assert not found.duplicates, "it was made once"
     assert not found.compiled[0].waiters, "who leads did not wait for this kernel"
     assert [k.name for k in found.failures] == ["kernel_1"]
-    assert "the process ended while it compiled" in Text(page(timeline, found, [])).text
+    assert "the process ended while it compiled" in Text(page(timeline, found)).text
 
 
 def test_what_is_no_kernel_of_the_job_is_drawn_and_not_counted() -> None:
     timeline = rows({("a", 0): [span("compile", 1, 0, 1), span("compile", 2, 1, 1, aside=True)]})
-    assert findings_of(timeline).compiles == 1
-    assert findings_of(timeline).seconds_of["compile"] == 2
+    assert (timeline.figures["compiles"], timeline.figures["compile_seconds"]) == (1, 1.0)
+    assert len(drawing(timeline, findings_of(timeline))[0]["keys"]) == 2
 
 
 def test_missing_spans_and_files_that_could_not_be_read_are_told() -> None:
     timeline = small()
     timeline.dropped, timeline.problems = 7, ["/x/<b>: torn"]
-    text = page(timeline, findings_of(timeline), [])
+    text = page(timeline, findings_of(timeline))
     assert "7 spans missing" in text
     assert "/x/&lt;b&gt;: torn" in text
 
@@ -177,12 +149,9 @@ def hostile() -> Timeline:
 def test_names_are_text_wherever_they_stand() -> None:
     found = findings_of(hostile())
     name, other = HOSTILE[:2]
-    strange = Miss(other, ((other, name, other),), tuple(found.compiled))
-    groups = [Group((value,), {n}, [value], found.compiled) for n, value in enumerate(HOSTILE)]
-    comparison = Comparison(other, {}, [strange])
-    html = page(hostile(), found, [strange], [Divergence((other,), other, groups)], comparison)
-    strange = Miss("r", (("a\x1b", "b\x1b", "c\x1b"),), tuple(found.compiled))
-    lines = [line_of(Divergence(("a\x1b",), "remedy", [Group(("b\x1b",), {1}, ["n"])])), *new_lines([strange])]
+    groups = {(value,): Group({n}, [value]) for n, value in enumerate(HOSTILE)}
+    html = page(hostile(), found, [Divergence(("env", other), groups, {k.key: k for k in found.compiled})])
+    lines = [line_of(Divergence(("env a\x1b",), {("b\x1b",): Group({1}, ["n"])}))]
     assert all(line.isprintable() for line in lines)
     seen = Text(html)
     assert seen.tags.count("script") == 2
@@ -194,7 +163,7 @@ def test_names_are_text_wherever_they_stand() -> None:
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
-    html = page(small(), findings_of(small()), [])
+    html = page(small(), findings_of(small()))
     assert not re.search(r"""(src|href)=|url\(|@import|https?://""", html)
     assert "default-src 'none'" in html
 
@@ -203,18 +172,10 @@ def test_texts_that_are_no_unicode_are_written_all_the_same(tmp_path: Path) -> N
     timeline = small()
     timeline.job, timeline.problems = "j\udcff", ["/x/\udcff\n: torn"]
     found = findings_of(timeline)
-    strange = Miss("r", (("env X\udcff", "\udcff" * 9999, "\x1b"),), tuple(found.compiled[:1]))
+    strange = Divergence(("env X\udcff",), {("\udcff" * 9999,): Group({1}, ["\x1b"])}, {"ab": found.compiled[0]})
     html = page(timeline, found, [strange])
     html.encode()
     assert html.count("\N{REPLACEMENT CHARACTER}") < 1000
-
-
-def test_a_long_name_that_spans_cut_is_explained_as_well(sandbox: Sandbox) -> None:
-    name = "triton_poi_fused_" + "add_" * 60
-    for block in (64, 128):
-        make(sandbox, f"job{block}", name, block=block)
-    (found,) = misses(sandbox, "job128")
-    assert found["differences"] == [["block", "64", "128"]]
 
 
 def unpacked(data: dict[str, Any]) -> tuple[array[float], array[float]]:
@@ -352,5 +313,5 @@ def test_what_a_pool_compiled_is_shown_and_its_workers_are_no_ranks() -> None:
     assert timeline.ranks == 1
     assert timeline.title(rows[1].process) == "pool (pid 7)"
     found = findings_of(timeline)
-    assert "compiled ahead by the pool" in page(timeline, found, [], [])
-    assert "2 (1 used)" in page(timeline, found, [], [])
+    assert "compiled ahead by the pool" in page(timeline, found)
+    assert "2 (1 used)" in page(timeline, found)

@@ -113,7 +113,7 @@ def test_the_jobs_are_listed_newest_first_and_an_unknown_one_names_them(sandbox:
     for n, job in enumerate(("old", "new [red]", "a/b")):
         os.utime(save(sandbox.local, job, "n", {0: [span("a", 0, 1)]}), (1e9 + n,) * 2)
     store = {"KCOORD_STORE": str(sandbox.root / "store")}
-    os.utime(save(sandbox.root / "store" / "v1", "elsewhere", "m", {1: [span("a", 0, 1)]}), (1e9 + 9,) * 2)
+    os.utime(save(sandbox.root / "store" / "v2", "elsewhere", "m", {1: [span("a", 0, 1)]}), (1e9 + 9,) * 2)
     listed = json.loads(run(sandbox, "trace", "--json", **store).stdout)
     assert [j["job"] for j in listed] == ["elsewhere", "a/b", "new [red]", "old"]
     assert "new [red]" in run(sandbox, "report").stdout
@@ -158,8 +158,8 @@ def test_of_two_copies_the_longer_is_read_and_a_broken_file_hides_no_other(tmp_p
     environ = {"KCOORD_LOCAL_DIR": str(tmp_path / "l"), "KCOORD_STORE": str(tmp_path / "s")}
     settings = Settings.from_environ(environ)
     save(tmp_path / "l", "j", "a", {0: [span("x", 0, 1), span("y", 1, 1)]})
-    save(tmp_path / "s" / "v1", "j", "a", {0: [span("x", 0, 1)]})
-    broken = save(tmp_path / "s" / "v1", "j", "b", {1: [span("x", 0, 1)]})
+    save(tmp_path / "s" / "v2", "j", "a", {0: [span("x", 0, 1)]})
+    broken = save(tmp_path / "s" / "v2", "j", "b", {1: [span("x", 0, 1)]})
     broken.write_bytes(b"garbage")
     os.mkfifo(broken.with_name("c.spans"))
     broken.with_name("d.spans").mkdir()
@@ -199,7 +199,7 @@ def test_every_job_that_is_listed_can_be_named_and_no_name_writes_to_the_termina
 
 
 def test_what_others_left_in_the_store_hides_no_job(sandbox: Sandbox) -> None:
-    root = sandbox.root / "store" / "v1"
+    root = sandbox.root / "store" / "v2"
     save(root, "mine", "n", {0: [span("a", 0, 1)]})
     broken = save(root, "theirs", "n", {0: [span("a", 0, 1)]})
     broken.with_name("gone.spans").symlink_to("/nowhere")

@@ -6,7 +6,7 @@ from typing import Any
 
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.keys.cache_key import CacheKey
-from kcoord.report.variants import variants_of
+from kcoord.report.differences import distinguishing_factors
 from tests.support.command import as_json, kcoord
 from tests.support.pages import Text, make
 from tests.support.sandbox import Sandbox, eventually
@@ -15,7 +15,7 @@ from tests.support.sandbox import Sandbox, eventually
 def variants(*details: dict[str, Any], name: str = "matmul") -> list[str]:
     """The texts of keys that are opaque hashes, as Triton's are, and are explained by `details`."""
     keys = [CacheKey.of("test", name, own=f"{n:064x}").with_details(each) for n, each in enumerate(details)]
-    found = variants_of(Manifest.decode(Manifest(key, (), 1.0, Origin()).encode()) for key in keys)
+    found = distinguishing_factors(Manifest.decode(Manifest(key, (), 1.0, Origin()).encode()) for key in keys)
     return [found[key.digest] for key in keys]
 
 

@@ -59,9 +59,9 @@ def store(tmp_path: Path) -> Store:
 
 def used(store: Store, ago: float, *digests: str) -> Path:
     """A note that they were used so long ago."""
-    before = set(store.root.glob("v1/used/*"))
+    before = set(store.root.glob("v2/used/*"))
     note_uses(store.root, [prefix_of(d) for d in digests])
-    (path,) = set(store.root.glob("v1/used/*")) - before
+    (path,) = set(store.root.glob("v2/used/*")) - before
     at = path.stat().st_mtime - ago
     os.utime(path, (at, at))
     return path
@@ -152,10 +152,10 @@ def test_what_is_unused_goes_and_what_was_used_lately_stays_however_old_it_is(st
 
 def test_a_dry_run_says_the_same_and_removes_nothing(store: Store) -> None:
     digests = [publish(store, f"k{n}", n * DAY) for n in range(4)]
-    would = run(store, dry_run=True, max_size=2 * 12288)
+    would = run(store, dry_run=True, max_size=2 * 4096)
     assert all(there(store, *digests))
     assert names(would) == [digests[3], digests[2]]
-    did = run(store, max_size=2 * 12288)
+    did = run(store, max_size=2 * 4096)
     assert did.removed == would.removed
     assert there(store, *digests) == [True, True, False, False]
 
@@ -174,8 +174,8 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
         save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
         pin_profile(store.root, "llama")
         save_requested(requested_directory(store.root, "llama"), [need(digests[1])])
-        (store.root / "v1" / "trash").mkdir()
-        (store.root / "v1" / "trash" / "old").touch()
+        (store.root / "v2" / "trash").mkdir()
+        (store.root / "v2" / "trash" / "old").touch()
         make_home(disk / "local", "k", 9 * DAY)
         limits = ["gc", "--max-size", "0", "--least-age", "0", "--grace", "0", "--dry-run", "--json"]
         settings = {"KCOORD_STORE": str(store.root), "KCOORD_LOCAL_DIR": str(disk / "local")}
@@ -195,7 +195,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
 def test_what_is_removed_is_deleted_after_its_grace_period(store: Store) -> None:
     digest = publish(store, "k")
     run(store, max_size=0)
-    (trashed,) = (store.root / "v1" / "trash").iterdir()
+    (trashed,) = (store.root / "v2" / "trash").iterdir()
     assert trashed.name.startswith(digest)
     run(store)
     assert trashed.exists(), "a reader may have it open"
@@ -209,7 +209,7 @@ def test_the_same_artifact_is_published_again_beside_the_trash(store: Store) -> 
         assert names(run(store, max_size=0)) == [digest]
         assert publish(store, "k") == digest
     assert there(store, digest) == [True]
-    assert len(list((store.root / "v1" / "trash").iterdir())) == 2
+    assert len(list((store.root / "v2" / "trash").iterdir())) == 2
 
 
 def test_what_is_younger_than_the_least_age_stays(store: Store) -> None:
@@ -230,10 +230,10 @@ def test_toolchains_are_read_from_keys(store: Store) -> None:
 
 
 def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "v1" / "objects" / "ab" / ("ab" * 32)).mkdir(parents=True)
+    (tmp_path / "v2" / "objects" / "ab" / ("ab" * 32)).mkdir(parents=True)
     with pytest.raises(StoreError, match="there is no store here"):
         collect(tmp_path, Limits(max_size=0, least_age=0))
-    assert (tmp_path / "v1" / "objects" / "ab" / ("ab" * 32)).exists()
+    assert (tmp_path / "v2" / "objects" / "ab" / ("ab" * 32)).exists()
 
 
 def test_a_store_of_a_later_format_is_left_alone_by_every_command(sandbox: Sandbox, store: Store) -> None:
@@ -269,7 +269,7 @@ def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cos
     store.open()
     theirs, ours = publish(store, "theirs", DAY), publish(store, "ours", DAY)
     sandbox.root.chmod(0o755)
-    (store.root / "v1" / "trash").mkdir()
+    (store.root / "v2" / "trash").mkdir()
     for path in [store.root, *store.root.rglob("*")]:
         os.chown(path, 12345, 12345)
     os.chown(store.home(theirs).parent, 0, 0)
@@ -282,7 +282,7 @@ def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cos
 
 
 def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:
-    odd = [store.root / "v1" / "objects" / name for name in ("ab/mine", "notes", "ab/.nfs0001")]
+    odd = [store.root / "v2" / "objects" / name for name in ("ab/mine", "notes", "ab/.nfs0001")]
     for path in odd:
         path.mkdir(parents=True)
     publish(store, "k")
@@ -301,13 +301,13 @@ def test_another_pass_that_was_faster_is_no_fault(store: Store, monkeypatch: pyt
     monkeypatch.setattr(Trash, "take", both)
     assert run(store, max_size=0).removed == []
     assert not any(there(store, *digests))
-    assert len(list((store.root / "v1" / "trash").iterdir())) == 5
+    assert len(list((store.root / "v2" / "trash").iterdir())) == 5
 
 
 def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traces, digest = store.root / "v1" / "traces", publish(store, "k")
+    traces, digest = store.root / "v2" / "traces", publish(store, "k")
     for n in range(3):
         (traces / f"job{n}").mkdir(parents=True)
     listed = tidying._times
@@ -325,7 +325,7 @@ def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
 def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
-    trash = store.root / "v1" / "trash"
+    trash = store.root / "v2" / "trash"
     trash.mkdir()
     (trash / "link").symlink_to(tmp_path / "precious")
     assert Trash(trash).empty(-1) == 1
@@ -336,9 +336,9 @@ def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path:
 
 
 def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
-    v1 = store.root / "v1"
-    month = [v1 / "traces" / "job" / "a.spans", v1 / "leases" / "ab" / ("ab" * 32 + ".outcome"),
-             v1 / "leases" / "ab" / ("cd" * 32 + ".lease"), v1 / "leases" / "ab" / "host-1-abc.part"]  # fmt: skip
+    v2 = store.root / "v2"
+    month = [v2 / "traces" / "job" / "a.spans", v2 / "leases" / "ab" / ("ab" * 32 + ".outcome"),
+             v2 / "leases" / "ab" / ("cd" * 32 + ".lease"), v2 / "leases" / "ab" / "host-1-abc.part"]  # fmt: skip
     fresh = [path.with_name(f"{'ef' * 32}{path.suffix}") for path in month]
     for path in (*month, *fresh):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -346,13 +346,13 @@ def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
     for path in month:
         os.utime(path, (1e9, 1e9))
     for n in range(5):
-        (v1 / "quarantine" / f"q{n}").mkdir(parents=True)
+        (v2 / "quarantine" / f"q{n}").mkdir(parents=True)
     found = collect(store.root, Limits(), tidying=Tidying(quarantined=2))
     assert found.tidied == {"traces": 1, "outcomes of leases": 3, "quarantined": 3}
     assert not any(path.exists() for path in month)
     assert all(path.exists() for path in fresh)
-    assert len(list((v1 / "quarantine").iterdir())) == 2
-    assert len(list((v1 / "trash").iterdir())) == 3
+    assert len(list((v2 / "quarantine").iterdir())) == 2
+    assert len(list((v2 / "trash").iterdir())) == 3
 
 
 # --- last use ---
@@ -363,7 +363,7 @@ def test_nodes_that_used_the_same_leave_one_file_which_they_touch(store: Store) 
     path = used(store, 5 * DAY, *digests)
     before = path.stat().st_mtime
     note_uses(store.root, [prefix_of(d) for d in reversed(digests)])
-    assert list(store.root.glob("v1/used/*")) == [path]
+    assert list(store.root.glob("v2/used/*")) == [path]
     assert path.stat().st_mtime > before + 4 * DAY
     assert load_uses(store.root) == {prefix_of(d): path.stat().st_mtime for d in digests}
 
@@ -376,7 +376,7 @@ def test_many_notes_become_one_and_none_is_forgotten(store: Store) -> None:
     recent = used(store, 1.0, digests[5])
     now = recent.stat().st_mtime
     assert merge_uses(store.root, now) == 100
-    assert len(list(store.root.glob("v1/used/*"))) == 2
+    assert len(list(store.root.glob("v2/used/*"))) == 2
     after = load_uses(store.root)
     assert after.pop(prefix_of(digests[5])) == now
     assert all(abs(after[prefix] - at) <= 1 for prefix, at in before.items() if prefix in after)
@@ -391,8 +391,8 @@ def test_a_torn_note_counts_for_nothing_and_one_that_cannot_be_read_stops_everyt
     path.write_bytes(path.read_bytes()[:-1])
     assert load_uses(store.root) == {}
     path.unlink()
-    (store.root / "v1" / "used").rmdir()
-    (store.root / "v1" / "used").write_text("in the way")
+    (store.root / "v2" / "used").rmdir()
+    (store.root / "v2" / "used").write_text("in the way")
     with pytest.raises(StoreError):
         run(store, unused_for=DAY)
     assert there(store, digest) == [True]
@@ -405,7 +405,7 @@ def test_what_a_process_used_is_in_use_until_it_ends_however_long_its_agent_live
 
     def noted() -> set[bytes]:
         """On one more day."""
-        shutil.rmtree(store.root / "v1" / "used", ignore_errors=True)
+        shutil.rmtree(store.root / "v2" / "used", ignore_errors=True)
         asyncio.run(notes._note_all())
         return set(load_uses(store.root))
 
@@ -430,14 +430,14 @@ def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
     monkeypatch.setattr(notes.chores[0], "_due", 0.0)
     digest = publish(store, "k")
     notes.used([digest], os.getpid())
-    (store.root / "v1" / "used").write_text("in the way")
+    (store.root / "v2" / "used").write_text("in the way")
 
     async def scenario() -> None:
         chores = Chores(notes.chores)
         chores.pulse()
         while not notices.since(0)[0]:
             await asyncio.sleep(0.005)
-        (store.root / "v1" / "used").unlink()
+        (store.root / "v2" / "used").unlink()
         await chores.drain(60)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -470,7 +470,7 @@ def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, bro
     digest = publish(store, "k", DAY)
     written = save_requested(requested_directory(store.root, "llama"), [need(digest)])
     pin_profile(store.root, "llama")
-    path = written if broken == "needs" else store.root / "v1" / "pins" / "llama.pin"
+    path = written if broken == "needs" else store.root / "v2" / "pins" / "llama.pin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StoreError, match=r"torn|cannot be read"):
         run(store, max_size=0)
@@ -509,7 +509,7 @@ def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
     monkeypatch.setattr("kcoord.retention.pinned.all_requested", unpinned_meanwhile)
     run(store, max_size=0)
     assert load_pins(store.root) == {}
-    assert list((store.root / "v1" / "staging").iterdir()) == []
+    assert list((store.root / "v2" / "staging").iterdir()) == []
 
 
 def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,12 +647,12 @@ store.Limits = lambda **bounds: limits.Limits(**bounds, least_age=0.0)
 def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store) -> None:
     digests = [publish(store, f"k{n}", (20 - n) * DAY) for n in range(20)]
     pin(store.root, "llama", digests[:2])
-    with Node(store=str(store.root), store_max_size=f"{5 * 12}KiB") as node:
+    with Node(store=str(store.root), store_max_size=f"{5 * 4}KiB") as node:
         start_agent(node, _SOON + _YOUNG)
         until(lambda: sum(there(store, *digests)) == 5)
         assert there(store, *digests[:2], *digests[-3:]) == [True] * 5
-        (store.root / "v1" / "collected").stat()
-        until(lambda: not list((store.root / "v1" / "leases").glob("*/gc*.lease")))  # between two passes
+        (store.root / "v2" / "collected").stat()
+        until(lambda: not list((store.root / "v2" / "leases").glob("*/gc*.lease")))  # between two passes
 
 
 def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
@@ -669,7 +669,7 @@ def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> No
     assert load_uses(store.root).keys() == {prefix_of(key_of("k").digest)}
 
 
-@pytest.mark.parametrize("bound", [{"store_max_files": str(4 * 3)}, {"store_unused_for": "84h"}])
+@pytest.mark.parametrize("bound", [{"store_max_files": "4"}, {"store_unused_for": "84h"}])
 def test_an_agent_keeps_the_bound_of_files_and_removes_what_is_unused(store: Store, bound: dict[str, str]) -> None:
     digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(10)]
     used(store, 1.0, digests[0])
@@ -705,19 +705,19 @@ def test_what_a_pass_leaves_is_noted_for_all_agents(store: Store) -> None:
         publish(store, f"k{n}", n * DAY)
     run(store, dry_run=True, max_size=0)
     assert read_holdings(store.root) is None, "a dry run leaves nothing"
-    run(store, max_size=3 * 12288)
+    run(store, max_size=3 * 4096)
     held = read_holdings(store.root)
-    assert held == Holdings(3, 3 * 12288, 9, (store.root / "v1" / "holdings").stat().st_mtime)
+    assert held == Holdings(3, 3 * 4096, 3, (store.root / "v2" / "holdings").stat().st_mtime)
     publish(store, "one more")
     count(store.root)
     held = read_holdings(store.root)
     assert held is not None
-    assert (held.artifacts, held.files) == (4, 12)
-    assert list((store.root / "v1" / "staging").iterdir()) == []
+    assert (held.artifacts, held.files) == (4, 4)
+    assert list((store.root / "v2" / "staging").iterdir()) == []
 
 
 def test_what_is_no_note_of_what_there_is_tells_nothing(store: Store) -> None:
-    path = store.root / "v1" / "holdings"
+    path = store.root / "v2" / "holdings"
     good = msgpack.packb(["kcoord-holdings-1", 1, 2, 3])
     for bad in (b"", b"\xc1", good[:-1], good + b"\0", b"x" * 5000, msgpack.packb(["kcoord-holdings-1", 1, -2, 3]),
                 msgpack.packb(["kcoord-holdings-1", 1, 2]), msgpack.packb(["kcoord-holdings-1", 1, 2.0, 3]),
@@ -805,7 +805,7 @@ def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pyte
 
 def test_an_agent_leaves_the_store_alone_if_another_has_looked_through_it_lately(store: Store) -> None:
     digest = publish(store, "k", DAY)
-    stamp = store.root / "v1" / "collected"
+    stamp = store.root / "v2" / "collected"
     stamp.touch()
     before = stamp.stat().st_mtime
     with Node(store=str(store.root), store_max_size="1", local_max_size="0") as node:
@@ -825,8 +825,8 @@ def test_what_a_node_used_is_noted_when_its_agent_ends_also_what_only_its_ranks_
         kcoord(sandbox, "exec", "--", sys.executable, "-c", rank, KCOORD_STORE=str(store))
 
     job()
-    (made,) = (store / "v1" / "objects").glob("??/*")
-    (note,) = (store / "v1" / "used").iterdir()
+    (made,) = (store / "v2" / "objects").glob("??/*")
+    (note,) = (store / "v2" / "used").iterdir()
     note.unlink()
     job()  # from the local tier: the agent is asked for nothing
     assert load_uses(store).keys() == {prefix_of(made.name)}
@@ -850,10 +850,10 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     assert (document["artifacts"], document["pinned"], document["removed"][0]["rule"]) == (3, 1, "unused-for")
     assert there(store, *digests) == [True, False, True]
     assert "no profile is pinned" in kcoord(sandbox, "gc", "--unpin", "llama", **settings).stdout
-    bounded = as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_SIZE="12KiB")
+    bounded = as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_SIZE="4KiB")
     assert [d["artifact"] for d in bounded["removed"]] == [digests[2]]
     publish(store, "k3", 9 * DAY)
-    assert as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_FILES="4")["removed"][0]["rule"] == "max-files"
+    assert as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_FILES="1")["removed"][0]["rule"] == "max-files"
     publish(store, "k4", 9 * DAY)
     idle = {"KCOORD_STORE_UNUSED_FOR": "8d"}
     assert as_json(sandbox, "gc", "--unused-for", "10d", **settings, **idle)["removed"] == []

@@ -14,21 +14,12 @@ from typing import Any
 
 import pytest
 
-from kcoord.settings import Settings
-from kcoord.telemetry import progress
+from kcoord.replay.warmup import Walk
 from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
-from kcoord.warmup.overview import Overview
 from tests.support.profiles import PROGRAM, give, record
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 SECONDS = [4.0, 2.0, 1.0, 1.0]
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FIRST", 0.01)
-    monkeypatch.setattr(progress, "_IN_A_LOG", 0.01)
-    monkeypatch.setattr(progress, "_ON_TERMINAL", 0.01)
 
 
 def test_the_time_left_is_that_of_the_shortest_keys_shared_by_the_ranks() -> None:
@@ -51,13 +42,12 @@ def test_a_line_says_what_is_done_what_is_left_and_who_is_at_it() -> None:
 
 def test_a_log_gets_lines() -> None:
     log = io.StringIO()
-    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), log):
+    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), log, first=0.01, every=0.01):
         eventually(lambda: log.getvalue().count("\n") >= 2)
     assert set(log.getvalue().splitlines()) == {"kcoord: warm-up: 2 of 4 keys, 2 compiled, about 2 s left"}
 
 
-def test_a_warm_up_that_is_over_at_once_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FIRST", 60.0)
+def test_a_warm_up_that_is_over_at_once_says_nothing() -> None:
     log = io.StringIO()
     with shown("warm-up", SECONDS, 1, lambda: Look(4, 0), log):
         pass
@@ -74,27 +64,27 @@ def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
     os.close(mine)
 
 
-def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(
+def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
     terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "60")
     mine, stream = terminal
     said = b""
-    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1, ("rank 3: [bold]jsd 2.1 s",)), stream):
-        while b"s left" not in said:
+    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1, ("rank 3: jsd 2.1 s",)), stream, first=0.01, every=0.01):
+        while said.count(b"\r") < 2:
             said += os.read(mine, 4096)
-    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", said).decode()
-    assert "kcoord: warm-up llama" in text
-    assert "2/4" in text
-    assert "rank 3: [bold]jsd 2.1 s" in text
+    line = "kcoord: warm-up llama: 2 of 4 keys, 1 compiled, about 2 s left"
+    assert said.startswith(line[:59].encode() + b"\x1b[K\r"), "no longer than the terminal is wide"
+    while not said.endswith(b"\r\x1b[K"):
+        said += os.read(mine, 4096)
+    assert b"\n" not in said
 
 
 def test_a_stream_that_is_closed_stops_the_lines_and_nothing_else() -> None:
     log = io.StringIO()
     log.close()
     others = set(threading.enumerate())  # what an earlier test left may outlast it
-    with shown("warm-up", SECONDS, 1, lambda: Look(1, 1), log):
+    with shown("warm-up", SECONDS, 1, lambda: Look(1, 1), log, first=0.01):
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("Thread") and t not in others])
 
 
@@ -114,58 +104,33 @@ class _Plain:
 def test_a_stream_that_can_do_no_more_than_write_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = _Plain()
     monkeypatch.setattr(sys, "stderr", stream)
-    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2)):
+    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), first=0.01):
         eventually(lambda: "2 of 4 keys" in stream.said)
 
 
-def test_what_keeps_stderr_while_a_bar_is_shown_keeps_the_real_one(
-    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module that is imported meanwhile may make a log handler of it."""
-    monkeypatch.setenv("TERM", "xterm")
-    mine, stream = terminal
-    before, said = (sys.stdout, sys.stderr), b""
-    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1), stream):
-        while b"llama" not in said:
-            said += os.read(mine, 4096)
-        assert (sys.stdout, sys.stderr) == before
-
-
 def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
-    """It is asked in the thread that shows, and first of all for what the job had compiled before."""
+    """It is asked in the thread that shows."""
     asked: list[str] = []
-    counters = iter([5, 7])
 
     def status() -> dict[str, Any]:
         asked.append(threading.current_thread().name)
-        return {}
+        return {"flights": [{"state": "compiling", "leader": "rank 3", "name": "triton:jsd", "seconds": 2.14}]}
 
-    def stats(job: str) -> dict[str, Any]:
-        asked.append(threading.current_thread().name)
-        return {"counters": {"compiles": next(counters)}}
-
-    overview = Overview(SimpleNamespace(settings=Settings(), status=status, stats=stats), 4)  # type: ignore[arg-type]
-    log = io.StringIO()
-    looks: list[Look] = []
-
-    def look() -> Look:
-        if len(looks) < 2:
-            looks.append(overview.look())
-        return looks[-1]
-
-    with shown("warm-up", SECONDS, 1, look, log):
-        eventually(lambda: len(looks) == 2)
+    walk, log = Walk(SimpleNamespace(status=status), 4), io.StringIO()  # type: ignore[arg-type]
+    with shown("warm-up", SECONDS, 1, walk.look, log, first=0.01, every=0.01):
+        assert walk.settle("f", lambda waits: ("compiled", "")) == "compiled"
+        eventually(lambda: "1 of 4 keys, 1 compiled, about 4 s left, rank 3: jsd 2.1 s" in log.getvalue())
     assert threading.current_thread().name not in asked
-    assert [look.compiled for look in looks] == [0, 2]
 
 
 def test_rank_0_shows_the_whole_job_and_the_others_nothing(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=6))
-    often = "import runpy, sys\nimport kcoord.telemetry.progress as progress\nprogress._IN_A_LOG = 0.2\n"
+    often = "import functools, runpy, sys\nimport kcoord.replay.warmup as warmup\n"
+    often += "warmup.shown = functools.partial(warmup.shown, every=0.2)\n"
     program = f"{often}sys.argv[:] = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     ranks = [
         sandbox.fork_kcoord("-c", program, PROGRAM, "warm", "6", PROFILE="job", SECONDS_EACH="0.8", RANK=str(n),
-                            LOCAL_RANK=str(n), WORLD_SIZE="2", PYTHONPATH=str(PROGRAM.parent))
+                            LOCAL_RANK=str(n), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", PYTHONPATH=str(PROGRAM.parent))
         for n in range(2)
     ]  # fmt: skip
     done = [finish(r) for r in ranks]

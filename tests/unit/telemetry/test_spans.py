@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from kcoord.cli.options import agent_status
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
 from kcoord.rank.coordinator import Coordinator
+from kcoord.rank.telemetry import Spans
 from kcoord.report import span_reader
 from kcoord.report.timeline import Timeline, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.spans import MOST_AT_ONCE, Process, Span, Spans, checked
+from kcoord.telemetry.spans import MOST_AT_ONCE, Process, Span, checked
 from tests.support.agents import Node, until
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
@@ -177,7 +179,7 @@ def make(n):
     key = kcoord.CacheKey.of("test", f"k{n}", n=n)
     coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
 make(0)
-coordinator._recorder.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
+coordinator._telemetry.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
     make(2)
@@ -210,8 +212,8 @@ def test_two_nodes_are_seen_from_a_third_that_mounts_the_store(sandbox: Sandbox)
     assert said(found, 0) == [("compile", "ok")]
     assert said(found, 1) == [("wait", "ok"), ("load", "ok")]
     assert said(found, 2) == [("fetch", "ok"), ("load", "ok")]
-    assert len(list((sandbox.root / "store/v1/traces/job").iterdir())) == 3
-    assert not list((sandbox.root / "store/v1/staging").iterdir())
+    assert len(list((sandbox.root / "store/v2/traces/job").iterdir())) == 3
+    assert not list((sandbox.root / "store/v2/staging").iterdir())
 
 
 def test_what_a_killed_agent_had_written_stays_and_its_successor_takes_it_to_the_store(sandbox: Sandbox) -> None:
@@ -253,7 +255,9 @@ def test_disabled_nothing_is_recorded(sandbox: Sandbox) -> None:
     assert sandbox.is_untouched
 
 
-def test_a_node_that_cannot_keep_spans_keeps_counters_and_the_job_goes_on(sandbox: Sandbox) -> None:
+def test_on_a_node_that_cannot_keep_spans_the_job_goes_on_and_the_living_agent_has_its_figures(
+    sandbox: Sandbox,
+) -> None:
     (sandbox.local / "traces").write_text("in the way")
     done = finish(rank(sandbox, 0, "3"))
     assert done.returncode == 0
@@ -297,7 +301,8 @@ def test_threads_lose_nothing() -> None:
     [
         {"kind": "dance"}, {"outcome": ""}, {"outcome": 3}, {"name": 7}, {"key": "no digest"}, {"key": "ab" * 32},
         {"begin": float("nan")}, {"begin": float("inf")}, {"begin": -1}, {"begin": "x"}, {"seconds": -0.1}, {"seconds": 1e300},
-        {"seconds": True}, {"saved": None}, {"aside": 1}, {"note": b"bytes"},
+        {"seconds": True}, {"saved": None}, {"aside": 1}, {"note": b"bytes"}, {"source": "elsewhere"},
+        {"inside": "x"}, {"count": -1}, {"count": None},
     ],
     ids=str,
 )  # fmt: skip
@@ -313,7 +318,7 @@ def test_texts_are_cut_and_what_does_not_print_is_replaced() -> None:
     assert found.note.isprintable()
 
 
-def test_bad_spans_in_a_report_cost_the_counters_nothing() -> None:
+def test_bad_spans_in_a_delivery_are_counted_as_lost() -> None:
     with Node(job="j") as node:
         node.start()
         with node.wire() as wire:
@@ -325,9 +330,9 @@ def test_bad_spans_in_a_report_cost_the_counters_nothing() -> None:
                 ([span().to_wire(), 5], "x"),
                 ({}, 1 << 60),
             ):
-                reply = wire.ask({"op": "deliver", "counters": {"requests": 1}, "spans": spans, "dropped": dropped})
-                assert reply["op"] == "done"
-            assert wire.ask({"op": "stats", "job": "j"})["counters"]["requests"] == 5
+                assert wire.ask({"op": "deliver", "spans": spans, "dropped": dropped})["op"] == "done"
+            found = wire.ask({"op": "stats", "job": "j"})["figures"]
+            assert (found["compiles"], found["dropped"]) == (1, 3 + 5000 + 1)
         until(lambda: any(p.stat().st_size for p in node.directory.glob("traces/j/*.spans")))
         with pytest.raises(AssertionError):  # nothing else may come of it
             until(lambda: len(list(load_timeline(node.settings, "j").spans())) != 1, 0.2)
@@ -346,7 +351,7 @@ def test_what_a_hostile_client_says_of_itself_leaves_the_file_readable() -> None
             with node.wire() as wire:
                 wire.send(Identity(pid, rank, None, job).hello())
                 wire.frame()
-                wire.ask({"op": "deliver", "counters": {}, "spans": [span().to_wire()], "dropped": 0})
+                wire.ask({"op": "deliver", "spans": [span().to_wire()], "dropped": 0})
         until(lambda: sum(p.stat().st_size > 0 for p in node.directory.glob("traces/*/*.spans")) == 5)
         assert {p.parent for p in node.directory.rglob("*.spans")} == set((node.directory / "traces").iterdir())
         for job in ("../..", "..", "", "x" * 5000, "\udcff/\0"):
@@ -394,7 +399,7 @@ def in_agent(work: Any) -> None:
 
 
 def line(n: int, count: int = 1) -> Deliver:
-    return Deliver({}, [span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)])
+    return Deliver([span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)])
 
 
 WHO = Identity(5, 0, 0, "job")
@@ -521,11 +526,20 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
     assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
 
 
+async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_loaded(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    wire = [span(1).to_wire(), span(2, kind="load", saved=5.0).to_wire(), span(3, kind="wait").to_wire()]
+    assert [each.kind for each in timelines.add(replace(WHO, pool=True), Deliver(wire))] == ["compile"]
+    found = timelines.stats(WHO.job)["figures"]
+    assert (found["requests"], found["compiles"], found["ahead"], found["saved_seconds"]) == (0, 1, 1, 0)
+    await Chores(timelines.chores).drain(10)
+
+
 def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
     async def work() -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(2000):
-            timelines.add(WHO, Deliver({}, [span(n).to_wire()] if n < 2 else [], dropped=1))
+            timelines.add(WHO, Deliver([span(n).to_wire()] if n < 2 else [], dropped=1))
             Chores(timelines.chores).pulse()
             await timelines._save()
         await Chores(timelines.chores).drain(10)
@@ -552,7 +566,7 @@ def share(store: Path, local: Path, notices: Notices | None = None) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    (tmp_path / "store/v1/staging").mkdir(parents=True)
+    (tmp_path / "store/v2/staging").mkdir(parents=True)
     return tmp_path / "store"
 
 
@@ -560,13 +574,13 @@ def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(t
     for n in range(100):
         span_files.write_own(tmp_path / "local", "job", f"a-{n:03}", Process("n", n, 0), [span().to_wire()], 0)
     share(store, tmp_path / "local")
-    assert (store / "v1/traces/job/z-agent-1.spans").exists()
+    assert (store / "v2/traces/job/z-agent-1.spans").exists()
 
 
 def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
     span_files.write_own(tmp_path / "local", "job", "a", Process("n", 1, 0), [span().to_wire()], 0)
     share(store, tmp_path / "local")
-    there = store / "v1/traces/job/a.spans"
+    there = store / "v2/traces/job/a.spans"
     before = there.stat().st_ino
     share(store, tmp_path / "local")
     assert there.stat().st_ino == before
@@ -579,15 +593,15 @@ def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, sto
     (directory / "b.spans").symlink_to("/etc/passwd")
     (directory / "c.spans").write_bytes(b"x" * (span_files.LARGEST_FILE + 1))
     share(store, tmp_path / "local")
-    assert [p.name for p in (store / "v1/traces/job").iterdir()] == ["z-agent-1.spans"]
+    assert [p.name for p in (store / "v2/traces/job").iterdir()] == ["z-agent-1.spans"]
 
 
 def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (store / "v1/traces").mkdir()
-    (store / "v1/traces/job").symlink_to(tmp_path / "elsewhere")
+    (store / "v2/traces").mkdir()
+    (store / "v2/traces/job").symlink_to(tmp_path / "elsewhere")
     notices = Notices()
     share(store, tmp_path / "local", notices)
     assert not list((tmp_path / "elsewhere").iterdir())
     assert "or a link inside the store" in notices.since(0)[0][0]
-    assert not list((store / "v1/staging").iterdir())
+    assert not list((store / "v2/staging").iterdir())

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.artifacts import local
-from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.signing import BUNDLE, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
@@ -38,6 +36,7 @@ from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
 from tests.support.fuzzing import fuzz
+from tests.support.objects import payload_of
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, eventually, finish
 from tests.support.signing import OURS, THEIRS, opened, trust, unsigned
@@ -68,9 +67,9 @@ def imported(path: Path, store: Store) -> tuple[int, int]:
 def contents(store: Store) -> dict[str, tuple[bytes, bytes]]:
     found = {}
     for digest in store.digests():
-        files = store.files(digest)
-        assert files is not None
-        found[digest] = files[1:]
+        artifact = store.object(digest)
+        assert artifact is not None
+        found[digest] = artifact.encoded, artifact.payload
     return found
 
 
@@ -97,7 +96,7 @@ def test_an_import_can_be_begun_again_and_keeps_what_is_there(tmp_path: Path) ->
 def test_a_damaged_artifact_is_replaced_by_the_bundles(tmp_path: Path) -> None:
     bundle = exported(filled(tmp_path / "here", OURS), tmp_path / "b.kcb")
     there = filled(tmp_path / "there", OURS)
-    (there.home(DIGESTS[0]) / "payload.tar.zst").write_bytes(b"torn")
+    there.home(DIGESTS[0]).write_bytes(b"torn")
     unsigned(there.home(DIGESTS[1]))
     assert imported(bundle, there) == (2, 2)
     assert set(contents(there)) == set(DIGESTS)
@@ -141,7 +140,7 @@ def test_a_pipe_or_a_device_is_not_replaced_by_an_export(tmp_path: Path) -> None
 def test_an_export_names_what_it_leaves_out(tmp_path: Path) -> None:
     store = filled(tmp_path / "here", OURS)
     gone = "f" * 64
-    (store.home(DIGESTS[1]) / "payload.tar.zst").write_bytes(b"torn")
+    store.home(DIGESTS[1]).write_bytes(b"torn")
     unsigned(store.home(DIGESTS[2]))
     done = export(store, [gone, *DIGESTS], {}, tmp_path / "b.kcb")
     assert done.artifacts == 2
@@ -156,7 +155,7 @@ def test_an_artifact_that_is_replaced_while_it_is_exported_leaves_the_earlier_fi
     before = (tmp_path / "b.kcb").read_bytes()
 
     def removes_the_last(done: int, every: int) -> None:
-        shutil.rmtree(store.home(DIGESTS[-1]), ignore_errors=True)
+        store.home(DIGESTS[-1]).unlink(missing_ok=True)
 
     with pytest.raises(StoreError, match=r"cannot be exported: it was removed meanwhile"):
         export(store, DIGESTS, {}, tmp_path / "b.kcb", removes_the_last)
@@ -300,8 +299,7 @@ def test_a_signed_bundle_with_any_other_index_is_refused(tmp_path: Path) -> None
 
 def test_an_artifact_of_another_key_in_its_place_is_refused() -> None:
     manifest = manifest_of(key=KEYS[0])
-    payload = pack(manifest, FILES)
-    encoded = with_payload(manifest, payload).encode()
+    payload, encoded = payload_of(manifest, FILES), manifest.encode()
     assert "another key's" in refused(made(index_of(entry(KEYS[1].digest, encoded, payload)), encoded + payload))
 
 
@@ -309,7 +307,7 @@ def test_a_payload_that_unpacks_to_a_thousand_times_its_size_is_refused_unread()
     entries = manifest_of({"zeros": b""}, KEYS[0])
     huge = replace(entries, files=(entries.files[0]._replace(size=8 << 30),))
     payload = zstandard.ZstdCompressor().compress(bytes(64 << 20))
-    encoded = with_payload(huge, payload).encode()
+    encoded = huge.encode()
     why = refused(made(index_of(entry(KEYS[0].digest, encoded, payload)), encoded + payload))
     assert "would unpack to 8589934592" in why
 
@@ -338,7 +336,7 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     sandbox: Sandbox, kcoord: Run, tmp_path: Path
 ) -> None:
     here = filled(tmp_path / "here", OURS)
-    save_part(here.root / "v1" / "profiles" / "p", [recipe(1), recipe(2)], trust=here.trust)
+    save_part(here.root / "v2" / "profiles" / "p", [recipe(1), recipe(2)], trust=here.trust)
     needs = [
         RequestedArtifact(DIGESTS[2], "triton/A"),
         RequestedArtifact(DIGESTS[0], f"objects/{DIGESTS[0][:2]}/{DIGESTS[0]}"),
@@ -360,7 +358,7 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
         "published": 0, "kept": 2, "refused": 0, "profiles": ["p"], "dry_run": False,
     }  # fmt: skip
     assert set(Store(there).digests()) == {DIGESTS[0], DIGESTS[2]}
-    found = {r.digest for r in parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))}
+    found = {r.digest for r in parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))}
     assert found == {recipe(1).digest, recipe(2).digest}
     assert set(load_requested(requested_directory(there, "p"))) == set(needs)
 
@@ -376,7 +374,7 @@ def test_all_that_is_exported_has_profiles_too_of_which_only_the_needs_are_known
 def test_a_profile_that_cannot_be_read_is_left_out_of_all_and_named(kcoord: Run, tmp_path: Path) -> None:
     """So that what a key signed can be moved before the key goes, whatever else is in the store."""
     here, out = filled(tmp_path / "here", OURS), tmp_path / "all.kcb"
-    profiles = here.root / "v1" / "profiles"
+    profiles = here.root / "v2" / "profiles"
     save_part(profiles / "mine", [recipe(1)], trust=trust(OURS))
     save_part(profiles / "unsigned", [recipe(2)])
     given = {"KCOORD_STORE": str(here.root), "KCOORD_SIGNING_KEY": OURS}
@@ -395,7 +393,7 @@ def test_a_profile_that_nobody_vouches_for_is_not_signed_by_importing_it(
     out, root = tmp_path / "p.kcb", tmp_path / "there"
     strange = document.encode([recipe(1), recipe(2)], [])
     export(opened(tmp_path / "here"), (), {"p": strange}, out)
-    there = root / "v1" / "profiles" / "p"
+    there = root / "v2" / "profiles" / "p"
     save_part(there, [recipe(1), recipe(2)], trust=trust(OURS))
     given = {"KCOORD_STORE": str(root), "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": policy}
     assert kcoord("import", str(out), **given).returncode == 0
@@ -413,7 +411,7 @@ def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: 
     done = kcoord("verify", "--all", **given)
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 artifacts verified, 0 bad" in done.stdout
-    (store.home(DIGESTS[0]) / "payload.tar.zst").write_bytes(b"torn")
+    store.home(DIGESTS[0]).write_bytes(b"torn")
     unsigned(store.home(DIGESTS[1]))
     done = kcoord("verify", "--json", **given)
     assert done.returncode == 1
@@ -448,7 +446,7 @@ def test_an_artifact_that_is_named_and_left_out_is_no_success(kcoord: Run, tmp_p
     done = kcoord("export", "--key", "f" * 64, str(out), **given)
     assert (done.returncode, out.exists()) == (1, False)
     assert "0 artifacts" in done.stderr
-    (store.home(DIGESTS[0]) / "payload.tar.zst").write_bytes(b"torn")
+    store.home(DIGESTS[0]).write_bytes(b"torn")
     done = kcoord("export", "--key", DIGESTS[0], "--key", DIGESTS[1], str(out), **given)
     assert done.returncode == 1
     assert f"left out: {DIGESTS[0][:12]}" in done.stderr
@@ -482,15 +480,15 @@ def test_a_dry_run_of_an_import_fails_where_the_import_would(kcoord: Run, tmp_pa
 
 def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox, tmp_path: Path) -> None:
     bundle, root = exported(filled(tmp_path / "here"), tmp_path / "b.kcb"), tmp_path / "there"
-    stuck = "import time, kcoord.artifacts.store as s; s.rename_into_place = lambda *staged, **more: time.sleep(600)"
+    stuck = "import time, kcoord.files.link as s; s.beneath.link = lambda *staged: time.sleep(600)"
     code = f"{stuck}; from kcoord.cli import main; main()"
     process = sandbox.start("-c", code, "import", str(bundle), KCOORD_STORE=str(root))
-    eventually(lambda: list(root.glob("v1/staging/*/manifest.msgpack")) or process.poll() is not None)
+    eventually(lambda: list(root.glob("v2/staging/*.part")) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert list((root / "v1" / "staging").iterdir()) == []
+    assert list((root / "v2" / "staging").iterdir()) == []
     assert imported(bundle, Store(root)) == (4, 0)
 
 

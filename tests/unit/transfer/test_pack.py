@@ -155,7 +155,7 @@ def test_a_new_pack_takes_the_place_of_the_old_which_its_readers_keep(tmp_path: 
         new = packed(store)
         assert new != old
         assert packs_of(store.root, "job") == [new]
-        assert [path.name.partition("-")[0] for path in (store.root / "v1" / "trash").iterdir()] == [old.name]
+        assert [path.name.partition("-")[0] for path in (store.root / "v2" / "trash").iterdir()] == [old.name]
         assert all(pack.fetch(digest) for digest in DIGESTS[:2])
     assert look_at_pack(store, new) == set(DIGESTS)
 
@@ -173,7 +173,7 @@ def test_of_two_packs_the_newest_counts(tmp_path: Path) -> None:
 
 def test_what_is_missing_torn_or_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "store")
-    (store.home(DIGESTS[1]) / "payload.tar.zst").write_bytes(b"torn")
+    store.home(DIGESTS[1]).write_bytes(b"torn")
     large = CacheKey.of("test", "large")
     noise = {"noise": os.urandom(40_000)}
     store.publish(manifest_of(noise, large), noise)
@@ -200,9 +200,9 @@ def test_what_an_earlier_pack_has_is_not_read_from_the_store_unless_its_copy_is_
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the last artifact
     with read(store) as earlier:
-        shutil.rmtree(store.home(DIGESTS[0]))
+        store.home(DIGESTS[0]).unlink()
         assert write_pack(store, "job", DIGESTS, earlier=earlier) == set(DIGESTS)
-        shutil.rmtree(store.home(DIGESTS[-1]))
+        store.home(DIGESTS[-1]).unlink()
         assert write_pack(store, "job", DIGESTS, earlier=earlier) == set(DIGESTS[:-1])
 
 
@@ -240,11 +240,11 @@ def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, mo
     store = filled(tmp_path / "store")
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
     for age, name in enumerate([*names, "named"]):
-        save_part(store.root / "v1" / "profiles" / name, [recipe(1)])
-        older(store.root / "v1" / "profiles" / name, 1000.0 * age)
+        save_part(store.root / "v2" / "profiles" / name, [recipe(1)])
+        older(store.root / "v2" / "profiles" / name, 1000.0 * age)
         packed(store, profile=name)
     monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
-    forget_superfluous(store.root / "v1" / "profiles")
+    forget_superfluous(store.root / "v2" / "profiles")
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [True, True, False, True]
 
 
@@ -257,12 +257,12 @@ def test_nothing_is_forgotten_through_a_link_in_a_stores_directory(
     theirs = [tmp_path / "theirs" / automatic_name("train", ranks) for ranks in range(3)]
     for directory in theirs:
         directory.mkdir(parents=True)
-        (store.root / "v1" / "profiles" / directory.name).mkdir(parents=True)
+        (store.root / "v2" / "profiles" / directory.name).mkdir(parents=True)
     if linked == "profiles":
-        shutil.rmtree(store.root / "v1" / "profiles")
-    (store.root / "v1" / linked).symlink_to(tmp_path / "theirs")
+        shutil.rmtree(store.root / "v2" / "profiles")
+    (store.root / "v2" / linked).symlink_to(tmp_path / "theirs")
     for root in ("profiles", "packs"):
-        forget_superfluous(store.root / "v1" / root)
+        forget_superfluous(store.root / "v2" / root)
     assert all(directory.exists() for directory in theirs)
 
 
@@ -272,7 +272,7 @@ def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monke
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
     packed(store, profile="named")
     for name in names:
-        for earlier in (store.root / "v1" / "packs").iterdir():
+        for earlier in (store.root / "v2" / "packs").iterdir():
             older(earlier, 1000.0)
         packed(store, profile=name)
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [False, True, True, True]
@@ -280,7 +280,7 @@ def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monke
 
 def test_a_store_that_is_not_mounted_gets_no_pack(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    shutil.rmtree(store.root / "v1")
+    shutil.rmtree(store.root / "v2")
     with pytest.raises(StoreError):
         write_pack(store, "job", [])
     assert [path.name for path in store.root.iterdir()] == ["kcoord-store.msgpack"]

@@ -103,7 +103,7 @@ def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Pa
 def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Path) -> None:
     """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
     Store(tmp_path).open()
-    (tmp_path / "v1" / "needs").touch()  # in the way
+    (tmp_path / "v2" / "needs").touch()  # in the way
     notices = Notices()
     recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices)
 
@@ -113,7 +113,7 @@ def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Pa
         chores.pulse()
         while not notices.since(0)[0]:
             await asyncio.sleep(0.005)
-        (tmp_path / "v1" / "needs").unlink()
+        (tmp_path / "v2" / "needs").unlink()
         await chores.drain(60)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -201,7 +201,7 @@ def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, record
 def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox: Sandbox, recorded: Path) -> None:
     needs = load_requested(requested_directory(recorded, "job"))
     assert len(write_pack(Store(recorded), "job", [need.digest for need in needs])) == 5
-    shutil.rmtree(recorded / "v1" / "objects")
+    shutil.rmtree(recorded / "v2" / "objects")
     assert "5 artifacts" in fetch(sandbox).stderr
     done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
@@ -224,14 +224,14 @@ def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) ->
 
 def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: Path) -> None:
     needs = load_requested(requested_directory(recorded, "job"))
-    shutil.rmtree(Store(recorded).home(needs[0].digest))
+    Store(recorded).home(needs[0].digest).unlink()
     assert "4 artifacts" in (line := fetch(sandbox).stderr)
     assert "1 are not in the store" in line
 
 
 def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path) -> None:
     needs = load_requested(requested_directory(recorded, "job"))
-    payload = Store(recorded).home(needs[0].digest) / "payload.tar.zst"
+    payload = Store(recorded).home(needs[0].digest)
     payload.write_bytes(payload.read_bytes()[:-1] + b"x")
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
     assert (found.fetched, found.missing, found.why) == (4, 1, "")
@@ -258,7 +258,7 @@ def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
     """An init container that is killed for its memory fails its pod."""
     sizes, at_once, most_at_once, counting = [], 0, 0, threading.Lock()
     for need in load_requested(requested_directory(recorded, "job")):
-        stated = Store(recorded).manifest_file(need.digest)
+        stated = Store(recorded).manifest_bytes(need.digest)
         assert stated is not None
         sizes.append(Manifest.decode(stated).size)
     real = Store.fetch
@@ -354,7 +354,7 @@ def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: P
     from kcoord.profiles.parts import load_profile, save_part
     from kcoord.profiles.recipe import Recipe
 
-    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    save_part(recorded / "v2" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
     fetch(sandbox)
     alone = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
     assert [r.qualname for r in load_profile(alone, "job")] == ["f"]
@@ -367,7 +367,7 @@ def test_the_profile_comes_first_since_its_kernels_may_take_all_the_time_there_i
     from kcoord.profiles.parts import load_profile, save_part
     from kcoord.profiles.recipe import Recipe
 
-    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    save_part(recorded / "v2" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
     begun = threading.Event()
     monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: begun.set() or time.sleep(3600))
     assert "0.3 s are over" in str(prefetch(settings_of(sandbox, recorded), timeout=0.3, most=1 << 30, say=print))

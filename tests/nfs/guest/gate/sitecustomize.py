@@ -1,8 +1,8 @@
-"""Python loads this first in the processes of a test on NFS: a gate before `rename`, and a clock that is wrong.
+"""Python loads this first in the processes of a test on NFS: a gate before `link`, and a clock that is wrong.
 
-While ``hold`` exists in ``$NFS_GATE``, a thread that is about to rename into the store's objects says so in ``held``, and waits:
-so the server can be disturbed in the middle of a publish. ``tried-<digest>`` tells that a rename began. ``$NFS_CLOCK``: seconds
-by which `time.time` is wrong.
+While ``hold`` exists in ``$NFS_GATE``, a thread that is about to link a file into the store's objects says so in ``held``, and
+waits: so the server can be disturbed in the middle of a publish. ``tried-<digest>`` tells that a link began.
+``$NFS_CLOCK``: seconds by which `time.time` is wrong.
 """
 
 import os
@@ -16,7 +16,7 @@ _wrong = float(os.environ.get("NFS_CLOCK", "0"))
 
 
 def _hold(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "os.rename":
+    if event != "os.link":
         return
     source, target = (_path(*named) for named in zip(arguments[:2], arguments[2:], strict=True))
     if "/objects/" not in str(target):
@@ -28,7 +28,7 @@ def _hold(event: str, arguments: tuple[Any, ...]) -> None:
             source,
             source.parent,
             target.parent,
-        ):  # then only the rename itself has to be asked of the server
+        ):  # then only the link itself has to be asked of the server
             os.access(known, os.W_OK | os.X_OK)
         Path(_gate, "held").touch()
     while hold.exists():

@@ -84,9 +84,9 @@ def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine
 def test_a_kernel_of_a_profile_is_compiled_before_the_job(machine: Sandbox) -> None:
     store = {"KCOORD_STORE": str(machine.root / "store"), "KCOORD_PROFILE": "job"}
     first = run(machine, "hints", **store)
-    recorded = machine.root / "store" / "v1" / "profiles"
+    recorded = machine.root / "store" / "v2" / "profiles"
     eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(machine.root / "store" / "v1" / "objects")
+    shutil.rmtree(machine.root / "store" / "v2" / "objects")
     store["KCOORD_LOCAL_DIR"] = str(machine.root / "new")
     warmed = machine.run(*KCOORD, "warmup", "job", **store)
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr

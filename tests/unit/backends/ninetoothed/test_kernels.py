@@ -127,9 +127,9 @@ def test_a_library_of_a_profile_is_built_before_the_job(box: Sandbox) -> None:
     path = f"{PROGRAMS}:{box.environment['PYTHONPATH']}"
     job = {"KCOORD_STORE": str(box.root / "store"), "KCOORD_PROFILE": "job", "PYTHONPATH": path}
     assert run(box, "named", **job)["compiles"] == 1
-    recorded = box.root / "store" / "v1" / "profiles"
+    recorded = box.root / "store" / "v2" / "profiles"
     eventually(lambda: any(each.is_file() for each in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(box.root / "store" / "v1" / "objects")
+    shutil.rmtree(box.root / "store" / "v2" / "objects")
     job["KCOORD_LOCAL_DIR"] = str(box.root / "new")
     warmed = box.run(*KCOORD, "warmup", "job", **job)
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr

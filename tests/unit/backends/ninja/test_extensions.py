@@ -89,7 +89,7 @@ print(module.number(), len(builds))
 @pytest.mark.parametrize("program", [INLINE, LOADS], ids=["load_inline", "load"])
 def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, source: Path, program: str) -> None:
     store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
-    profile = sandbox.root / "store" / "v1" / "profiles" / "job"
+    profile = sandbox.root / "store" / "v2" / "profiles" / "job"
     arguments = (program, MODULE) if program is INLINE else (program, "shared", source)
 
     def train(name: str) -> str:
@@ -103,7 +103,7 @@ def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, sou
 
     first = train("first")
     eventually(lambda: PARTS.paths(profile), timeout=60, what="the profile is stored")
-    shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
+    shutil.rmtree(sandbox.root / "store" / "v2" / "objects")
     warmed = kcoord(sandbox, "warmup", "job", **store)
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
     second = train("second")

@@ -50,9 +50,9 @@ def test_a_kernel_of_a_profile_is_compiled_before_the_job(sandbox: Sandbox) -> N
     """vllm#47249: a worker dies while it compiles TileLang's kernels in mid-run."""
     store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
     assert run(sandbox, "compile", **store)["compiles"] == 1
-    recorded = sandbox.root / "store" / "v1" / "profiles"
+    recorded = sandbox.root / "store" / "v2" / "profiles"
     eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
+    shutil.rmtree(sandbox.root / "store" / "v2" / "objects")
     store["KCOORD_LOCAL_DIR"] = str(sandbox.root / "new")
     warmed = sandbox.run_kcoord(*KCOORD, "warmup", "job", **environment(sandbox, "cache", **store))
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr

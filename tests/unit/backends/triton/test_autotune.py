@@ -477,8 +477,8 @@ def end_agents(sandbox: Sandbox) -> None:
 def test_a_store_that_cannot_be_written_leaves_the_choice_on_its_node(sandbox: Sandbox) -> None:
     store = sandbox.root / "store"
     with all_tuning(sandbox, lambda gate: rank(sandbox, 128, GATE=gate, KCOORD_STORE=str(store))) as ranks:
-        shutil.rmtree(store / "v1" / "staging")
-        (store / "v1" / "staging").write_text("in the way, also of root")
+        shutil.rmtree(store / "v2" / "staging")
+        (store / "v2" / "staging").write_text("in the way, also of root")
     first = said(ranks[0])
     assert first["launched"] == 128
     assert "artifacts stay on this node" in first["stderr"]
@@ -493,7 +493,7 @@ def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox
     (chosen,) = choices(sandbox.root / "elsewhere")
     store = sandbox.root / "store"
     interposer = Interposer(build(tmp_path), tmp_path)
-    interposer.stall("open", below=store / "v1" / "objects" / chosen.key.digest[:2], seconds=30)
+    interposer.stall("open", below=store / "v2" / "objects" / chosen.key.digest[:2], seconds=30)
     report = tune(sandbox, 32, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
     assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
     assert "has not answered for 1 s" in report["stderr"]
@@ -505,7 +505,7 @@ def test_a_torn_choice_in_the_store_is_set_aside_and_made_again(sandbox: Sandbox
     store = sandbox.root / "store"
     tune(sandbox, 128, KCOORD_STORE=str(store))
     (chosen,) = choices(sandbox.local)
-    (payload,) = store.glob(f"v1/objects/??/{chosen.key.digest}/payload.tar.zst")
+    (payload,) = store.glob(f"v2/objects/??/{chosen.key.digest}")
     content = bytearray(payload.read_bytes())
     content[-1] ^= 1
     payload.write_bytes(content)

@@ -8,37 +8,35 @@ from collections.abc import Callable
 import psutil
 
 from kcoord.backends.fail_open import notices
-from kcoord.backends.registry import replayer
 from kcoord.cgroups import IdleCores, free_memory
-from kcoord.interruption import let_through
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Take, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
+from kcoord.replay.recipes import name_of, replayed
 from kcoord.settings import Settings
-from kcoord.warmup.tasks import tasks_of
 
 OVER = 3
 """The exit code of a worker of a pool that has nothing left to do, or whose agent is gone."""
-_GROWN = 1 << 30  # bytes that a worker may grow by; then another one takes its place
 _AGENT_RETURNS = 20.0  # seconds; a launcher restarts an agent that died
 _ASK_AGAIN = 0.5  # seconds
 
 
-def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], object]) -> int:
-    """Compile what the agent gives, until it says that it is over, or this process has grown. Returns the exit code.
+def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], object], grown: int) -> int:
+    """Compile what the agent gives, until it says that it is over, or this process has grown by `grown` bytes, and another takes
+    its place. Returns the exit code.
 
     ``busy(False)`` is called when it waits for work, first and after each compile; ``busy(True)`` when a compile begins.
     """
     client = AgentClient(settings, notices)
     try:
-        return _work(client, cores, busy)
+        return _work(client, cores, busy, grown)
     finally:
         connect().close()  # delivers counters and spans, which are a worker's while `client` is connected
         client.close()
 
 
-def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object]) -> int:
+def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object], grown: int) -> int:
     size = psutil.Process().memory_info().rss
     ended = why = ""
     heard = time.monotonic()
@@ -57,25 +55,16 @@ def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object])
             busy(True)
             ended, why = compiled(given.recipe, given.moved)
             busy(False)
-            if psutil.Process().memory_info().rss > size + _GROWN:
+            if psutil.Process().memory_info().rss > size + grown:
                 client.ask(Take(0, 0, 0, ended, why, last=True), Work, quietly=True, start=False)
                 return 0
 
 
 def compiled(recipe: object, moved: bool = False) -> tuple[str, str]:
-    """``compiled``, ``loaded``, ``busy`` (another process of the job is at it) or ``failed``, and then why.
-
-    A recipe's module may raise anything, even SystemExit, and so may its compiler: the rank that needs the key meets it too.
-    """
+    """As `replayed`, for a recipe from the agent. The reason of a failure names the recipe."""
     try:
         parsed = Recipe.from_wire(recipe)
-        if not parsed.target:
-            return "failed", f"{parsed.qualname}: its GPU is the current one, and a pool has none"
-        backend = replayer(parsed.backend)
-        if moved and backend is not None and not backend.is_portable(parsed):
-            return "failed", f"{parsed.qualname}: recorded on another GPU, for which alone it holds"
-        (task,) = tasks_of(parsed) or (None,)
-        return ("failed", f"no backend {parsed.backend!r}") if task is None else (task.run(False), "")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
-        let_through(error)
-        return "failed", f"{type(error).__name__}: {error}".partition("\n")[0]
+    except ValueError as error:
+        return "failed", f"ValueError: {error}"
+    how, why = replayed(parsed, moved=moved)
+    return how, why and f"{name_of(parsed)}: {why}"

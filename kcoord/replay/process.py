@@ -23,17 +23,14 @@ from kcoord.backends.registry import install
 from kcoord.cgroups import IdleCores, cores
 from kcoord.errors import KcoordError
 from kcoord.interruption import let_through
-from kcoord.pool.worker import OVER, work
 from kcoord.protocol.messages import Join, Joined
 from kcoord.rank.client import AgentClient
+from kcoord.replay.worker import OVER, work
 from kcoord.settings import Settings
 from kcoord.stalls import Stalls
 
 _ANEW = 4
 """The exit code of a process whose workers wait for locks that its modules' threads held when it forked. Another imports none."""
-_STUCK = 30.0
-"""Seconds without progress, of workers that were forked beside threads. A store whose server restarts keeps them all for 20."""
-_LOOKS_AGAIN = _STUCK / 4  # a look reads all of /proc for each worker
 _AGENT_STARTS, _ASK_AGAIN = 10.0, 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
@@ -42,8 +39,12 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 """While modules are imported: the fewer threads, the fewer locks that a fork copies."""
 
 
-def main(starter: int, first: Sequence[str]) -> None:
-    """Run a pool for the process `starter`, then end this process and all that it began. `first`: see `_Forks`."""
+def main(starter: int, first: Sequence[str], stuck: float, grown: int) -> None:
+    """Run a pool for the process `starter`, then end this process and all that it began.
+
+    It imports the modules `first` before it knows what there is to compile. Workers that use no CPU for `stuck` seconds are
+    killed: they may hold a lock copied by fork. `grown`: see `work`.
+    """
     control = _taken_stdin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of compilers
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # the script's; Slurm sends them to every process of a step
@@ -55,7 +56,7 @@ def main(starter: int, first: Sequence[str]) -> None:
         imports = True
         while True:
             ours, theirs = os.pipe()
-            child = _forked(lambda: _Forks(theirs, first, imports=imports).serve(), (ours, control))  # noqa: B023
+            child = _forked(lambda: _Forks(theirs, first if imports else None, stuck, grown).serve(), (ours, control))  # noqa: B023
             os.close(theirs)
             ready, _, _ = select.select([control, *_pidfd_of(starter), ours], [], [])
             os.close(ours)
@@ -74,11 +75,11 @@ def main(starter: int, first: Sequence[str]) -> None:
 class _Forks:
     """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends.
 
-    It imports the modules `first` before it knows what there is to compile.
+    `first` is None: it imports nothing, since an earlier process's imports left threads that held locks.
     """
 
-    def __init__(self, alive: int, first: Sequence[str], *, imports: bool) -> None:
-        self._alive, self._first, self._imports = alive, first, imports
+    def __init__(self, alive: int, first: Sequence[str] | None, stuck: float, grown: int) -> None:
+        self._alive, self._first, self._stuck, self._grown = alive, first, stuck, grown
         # by the descriptor on which each worker says so, until it closes; None: it has not begun
         self._busy: dict[int, bool | None] = {}
         self._pids: dict[int, int] = {}
@@ -89,17 +90,17 @@ class _Forks:
         settings, idle = Settings.from_environ(), IdleCores()
         client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
         install()
-        if self._imports:
+        if self._first is not None:
             _import(self._first)
         joined = _joined(client)
         if joined is None or joined.workers < 1:
             return OVER
         most = max(1, min(joined.workers, int(cores())))
-        if self._imports:
+        if self._first is not None:
             _import(joined.modules)
         # a library's idle threads hold no locks, most often; a fork would copy a lock that is held for ever
-        stalls = Stalls[int](_STUCK) if len(os.listdir("/proc/self/task")) > 1 else None  # noqa: PTH208
-        looked = time.monotonic()
+        stalls = Stalls[int](self._stuck) if len(os.listdir("/proc/self/task")) > 1 else None  # noqa: PTH208
+        looked, looks_again = time.monotonic(), self._stuck / 4  # a look reads all of /proc for each worker
         gc.collect()
         gc.freeze()
         while not self._over or self._busy:
@@ -109,12 +110,12 @@ class _Forks:
                 except OSError:  # this user may have no more processes
                     most = len(self._busy)
                     self._over = not most
-            patience = 0 if self._over and not self._busy else _LOOKS_AGAIN if stalls else None
+            patience = 0 if self._over and not self._busy else looks_again if stalls else None
             ready, _, _ = select.select(list(self._busy), [], [], patience)
             for worker in ready:
                 self._heard(worker)
             now = time.monotonic()
-            if stalls and now > looked + _LOOKS_AGAIN:
+            if stalls and now > looked + looks_again:
                 looked = now
                 working = {pid: f"/proc/{pid}" for worker, pid in self._pids.items() if self._busy[worker] is not False}
                 if working and len(stalls.look(working, now)) == len(working):
@@ -127,7 +128,7 @@ class _Forks:
         ours, theirs = os.pipe()
 
         def be_worker() -> int:
-            return work(settings, idle, lambda begins: os.write(theirs, b"+" if begins else b"-"))
+            return work(settings, idle, lambda begins: os.write(theirs, b"+" if begins else b"-"), self._grown)
 
         try:
             pid = _forked(be_worker, (ours, self._alive, *self._busy))
@@ -146,7 +147,7 @@ class _Forks:
         os.close(worker)
         _, status = os.waitpid(self._pids.pop(worker), 0)
         code, at_work = os.waitstatus_to_exitcode(status), self._busy.pop(worker)
-        # a recipe may end its worker, and no other
+        # a worker that dies while idle ends the pool; one that dies compiling does not
         self._over = self._over or code == OVER or (code != 0 and not at_work)
 
 

@@ -8,9 +8,7 @@ the node. Whoever reaches the port reads the names of kernels and jobs; settings
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import concurrent.futures
 import hashlib
 import ipaddress
 import json
@@ -20,20 +18,11 @@ import time
 from collections.abc import Callable, Iterable
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kcoord.agent.http_service import HttpService, Kept
-from kcoord.telemetry.events import Notices
-
-if TYPE_CHECKING:
-    from kcoord.agent.http_server import Application
-
-_FRESH = 0.25  # seconds that a status is served again, whoever asks
-_PATIENCE = 3.0  # seconds that the agent has for it
-_LEFT_OUT = ("settings",)
+_STALE = 5.0  # seconds after which a copied status is none: the agent hangs
 _LONGEST_HOST = 300  # characters
 _HEADERS = [
-    ("Server", "kcoord"),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -41,42 +30,20 @@ _HEADERS = [
     ("Cross-Origin-Opener-Policy", "same-origin"),
 ]
 
-Status = Callable[[], dict[str, Any]]
 
+class StatusPage:
+    """The WSGI application of the page at `host`. It shows the status that the agent's pulse copied last."""
 
-class StatusPage(HttpService):
-    """Serves the page at `address`, ``host:port``, until the process ends. `begin` never blocks and never raises."""
-
-    def __init__(self, address: str, notices: Notices) -> None:
-        super().__init__("status page", "KCOORD_PAGE", address, notices)
-
-    def begin(self, status: Status) -> None:
-        """Serve what ``status()`` returns, which is called on the running event loop."""
-        loop = asyncio.get_running_loop()
-
-        async def asked() -> dict[str, Any]:
-            return status()
-
-        def ask() -> dict[str, Any]:
-            answer = asyncio.run_coroutine_threadsafe(asked(), loop)
-            try:
-                return answer.result(_PATIENCE)
-            finally:
-                answer.cancel()
-
-        self.serve(lambda: application(ask, self.host))
-
-
-def application(ask: Status, host: str) -> Application:
-    """The WSGI application. ``ask()`` may raise TimeoutError, or RuntimeError when the agent ends."""
-    return _Application(ask, frozenset({"localhost", platform.node().lower(), host.lower()}))
-
-
-class _Application:
-    def __init__(self, ask: Status, names: frozenset[str]) -> None:
-        self._ask, self._names = ask, names
-        self._fresh = Kept(self._asked, _FRESH)
+    def __init__(self, host: str, stale: float = _STALE) -> None:
+        """`stale`: seconds after which a status is too old to be shown."""
+        self._names, self._stale = frozenset({"localhost", platform.node().lower(), host.lower()}), stale
         self._before, self._after, self._policy = _parts()
+        self._copied: tuple[float, dict[str, Any]] = (-stale, {})
+
+    def look(self, status: dict[str, Any]) -> None:
+        """Show `status`, which nobody changes any more, without the settings."""
+        shown = {name: value for name, value in status.items() if name != "settings"}
+        self._copied = time.monotonic(), shown | {"now": time.time()}
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         status, kind, text, more = self._answer(
@@ -94,10 +61,10 @@ class _Application:
             return "405 Method Not Allowed", "text/plain", b"this page is only read\n", [("Allow", "GET, HEAD")]
         if path not in ("/", "/status.json"):
             return "404 Not Found", "text/plain", b"there are / and /status.json\n", []
-        try:
-            found = self._fresh()
-        except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+        copied, status = self._copied
+        if time.monotonic() > copied + self._stale:
             return "503 Service Unavailable", "text/plain", b"the agent does not answer\n", []
+        found = json.dumps(status, default=str).encode()
         if path == "/status.json":
             return "200 OK", "application/json", found, []
         page = self._before + found.replace(b"<", b"\\u003c") + self._after
@@ -114,14 +81,10 @@ class _Application:
             return False
         return True
 
-    def _asked(self) -> bytes:
-        shown = {name: value for name, value in self._ask().items() if name not in _LEFT_OUT}
-        return json.dumps(shown | {"now": time.time()}, default=str).encode()
-
 
 def _parts() -> tuple[bytes, bytes, str]:
     """The page before and after the status that it begins with, and its Content-Security-Policy."""
-    resources = files("kcoord.agent.page")
+    resources = files("kcoord.agent").joinpath("page")
     script = resources.joinpath("status.js").read_text(encoding="utf-8")
     style = resources.joinpath("status.css").read_text(encoding="utf-8")
     template = resources.joinpath("status.html").read_text(encoding="utf-8")

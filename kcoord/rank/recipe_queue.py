@@ -16,7 +16,7 @@ from kcoord.telemetry.events import Notices
 _FRAME_BYTES = 1 << 20  # a quarter of the largest frame; a recipe's own bound is far below
 
 
-class Outbox:
+class RecipeQueue:
     """Recipes for the profile `recorded_as`. Thread-safe. Not guaranteed: that the last ones of a killed process arrive."""
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:

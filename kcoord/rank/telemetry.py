@@ -1,0 +1,230 @@
+"""Spans and recipes of one process, delivered to the agent in batches.
+
+There is a delivery after each compile, since a compile worker may be killed without a warning; after each of the first requests,
+since a child may end by ``os._exit``, which Python does not tell us of; within a second after a later load; and at the end of the
+process. A later handle from memory delivers nothing by itself, and no delivery starts an agent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.errors import StoreError
+from kcoord.files.daemon import Deferred
+from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.identity import Identity
+from kcoord.rank.client import AgentClient
+from kcoord.rank.compilation import Compilation
+from kcoord.rank.recipe_queue import RecipeQueue
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.telemetry.figures import Figures
+from kcoord.telemetry.span_files import write_own
+from kcoord.telemetry.spans import KEY_DIGITS, MOST_AT_ONCE, SHORTEST_WAIT, Process, Span
+
+_EVERY = 1.0  # seconds between two deliveries of a rank that only loads
+_FIRST = 16  # requests of a process that are delivered at once
+_MOST_KEPT = 4096  # spans
+_MANY = 1024
+_MOST_INSIDE = 1000  # compiles of a thread that may be parts of one that still goes on
+
+
+class Spans:
+    """Thread-safe; after a fork the child needs its own.
+
+    Keeps at most `_MOST_KEPT` and counts further ones as dropped. Recording a span costs some microseconds, a hit in memory less
+    than one.
+    """
+
+    def __init__(self) -> None:
+        # protects all below; reentrant, since a signal handler may add a span while its thread holds it
+        self._lock = threading.RLock()
+        self._kept: list[Span] = []
+        self._hits: dict[str, int] = {}  # by backend, in memory
+        self._dropped = 0
+        self._figures = Figures()
+        self._epoch = time.time() - time.perf_counter()  # read once: a clock that steps does not distort a row
+
+    def add(
+        self, kind: str, outcome: str, key: CacheKey, started: float, seconds: float,
+        saved: float = 0.0, aside: bool = False, note: str = "", source: str = "", inside: float = 0.0,
+    ) -> bool:  # fmt: skip
+        """Record a span that began at `started` by `time.perf_counter`. True: many have gathered, deliver them."""
+        begin, digest = self._epoch + started, key.digest[:KEY_DIGITS]
+        span = Span(kind, outcome, key.backend, key.name, digest, begin, seconds, saved, aside, note, source, inside)
+        with self._lock:
+            return self._keep(span)
+
+    def hit(self, backend: str) -> None:
+        """Count a handle that was found in memory."""
+        with self._lock:
+            self._hits[backend] = self._hits.get(backend, 0) + 1
+
+    def undelivered(self, most: int = _MOST_KEPT) -> tuple[list[list[Any]], int]:
+        """The oldest spans, at most `most`, as `Span.to_wire` gives them, and the number of dropped ones."""
+        with self._lock:
+            self._gather()
+            oldest, dropped = self._kept[:most], self._dropped
+        return [span.to_wire() for span in oldest], dropped
+
+    def batches(self) -> Iterator[tuple[list[list[Any]], int]]:
+        """`undelivered` in batches of `MOST_AT_ONCE`, at least one. Mark each as `delivered` before the next."""
+        for _ in range(_MOST_KEPT // MOST_AT_ONCE + 1):
+            yield self.undelivered(MOST_AT_ONCE)
+            if not self:
+                return
+
+    def delivered(self, count: int, dropped: int) -> None:
+        """Forget the `count` oldest spans and `dropped` of the dropped ones: the agent has both."""
+        with self._lock:
+            del self._kept[:count]
+            self._dropped -= dropped
+
+    def read(self) -> dict[str, float]:
+        """The figures of this process since it began."""
+        with self._lock:
+            self._gather()
+            return self._figures.read()
+
+    def __len__(self) -> int:
+        return len(self._kept) + bool(self._dropped) + len(self._hits)
+
+    def _gather(self) -> None:
+        """Make spans of the hits in memory."""
+        now = time.time()
+        while self._hits:
+            backend, count = self._hits.popitem()
+            self._keep(Span("memory", "ok", backend, "", "", now, 0.0, count=count))
+
+    def _keep(self, span: Span) -> bool:
+        self._figures.add(span)
+        if len(self._kept) >= _MOST_KEPT:
+            self._dropped += 1
+            return self._dropped % _MANY == 0
+        self._kept.append(span)
+        return len(self._kept) % _MANY == 0
+
+
+class _Thread(threading.local):
+    """The latest compiles of a thread that lie in no other one so far: begin by `time.perf_counter`, and seconds."""
+
+    def __init__(self) -> None:
+        self.ended: deque[tuple[float, float]] = deque(maxlen=_MOST_INSIDE)
+
+
+class RankTelemetry:
+    """Records the outcome of each request, and delivers it. Thread-safe and fork-safe.
+
+    Nothing is recorded while ``usable()`` is False: kcoord is off then. Not guaranteed: that spans arrive, or arrive once. The
+    last ones of a killed process are lost; those that an agent received and did not acknowledge are sent again.
+    """
+
+    def __init__(self, settings: Settings, client: AgentClient, notices: Notices, usable: Callable[[], bool]) -> None:
+        self._settings, self._client, self._notices, self._usable = settings, client, notices, usable
+        self.forget_after_fork()
+
+    def forget_after_fork(self) -> None:
+        """Start from zero: the parent delivers its own spans."""
+        self.spans, self._thread = Spans(), _Thread()
+        self.recipes = RecipeQueue(self._settings, self._client, self._notices)
+        self._delivering = threading.Lock()  # protects a span from being delivered twice
+        self._early, self._deliver_at = _FIRST, 0.0
+        self._answered = True  # the last delivery; while none is, a hung agent must hold up no request
+        self._later = Deferred(_EVERY, self.deliver)
+
+    def loaded(self, artifact: Artifact, source: str, aside: bool, begun: float) -> None:
+        """A request that began to load at `begun` ended with `artifact`, which came from `source` (`SOURCES`)."""
+        saved, took = artifact.manifest.compile_seconds, time.perf_counter() - begun
+        many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside, source=source)
+        is_due = many or self._early > 0 or time.monotonic() >= self._deliver_at
+        self._early -= 1
+        if not (is_due and self._answered and self.deliver()):
+            self._later.begin()
+
+    def found_in_memory(self, backend: str) -> None:
+        """A request ended with a handle in memory."""
+        self.spans.hit(backend)
+        if self._early > 0:
+            self._early -= 1
+            if not (self._answered and self.deliver()):
+                self._later.begin()
+
+    def waited(self, outcome: str, key: CacheKey, aside: bool, begun: float, took: float, note: str = "") -> None:
+        """The agent answered after `took` seconds: ``ok`` and ``fetch`` with an artifact, else with what the rank is to do."""
+        kind, ended = ("fetch", "ok") if outcome == "fetch" else ("wait", outcome)
+        if ended == "ok" or took >= SHORTEST_WAIT or ended == "failed":
+            self.spans.add(kind, ended, key, begun, took, aside=aside, note=note)
+
+    def ended(self, compilation: Compilation, took: float) -> None:
+        """Record a compile of `took` seconds, and deliver it at once."""
+        if self._usable():
+            outcome = compilation.outcome
+            coordinated = compilation.lead is not None or compilation.failed is not None
+            if outcome in ("ok", "private") and compilation.shared and not coordinated:
+                outcome = "alone"
+            begun = compilation.started
+            self.spans.add(
+                "compile", outcome, compilation.key, begun, took, aside=compilation.aside, note=compilation.note,
+                inside=self._inside(begun, took),
+            )  # fmt: skip
+        self.deliver()
+        self.recipes.deliver()
+
+    def _inside(self, begun: float, took: float) -> float:
+        """The seconds of the compiles that this thread made since `begun`, as parts of the one that has ended now."""
+        ended, inside = self._thread.ended, 0.0
+        while ended and ended[-1][0] >= begun:
+            inside += ended.pop()[1]
+        ended.append((begun, took))
+        return inside
+
+    def record(self, recipe: Recipe) -> None:
+        """Keep `recipe` for the profile that this job records, if it records one. Costs microseconds."""
+        if self._settings.recorded_as is not None and self._usable():
+            self.recipes.put(recipe)
+
+    def deliver(self) -> bool:
+        """Deliver the spans. False if no agent took them."""
+        if not self.spans or not self._usable():
+            return True
+        if not self._delivering.acquire(blocking=False):
+            return True  # another thread delivers; the next delivery has the rest
+        self._deliver_at = time.monotonic() + _EVERY
+        try:
+            for spans, dropped in self.spans.batches():
+                self._answered = self._client.deliver(spans, dropped)
+                if not self._answered:
+                    return False
+                self.spans.delivered(len(spans), dropped)
+        finally:
+            self._delivering.release()
+        return True
+
+    def close(self) -> None:
+        """Deliver everything, or keep it on this node."""
+        self._later.end(self._settings.agent_timeout)
+        if not self.deliver():
+            self._keep()
+        if not self.recipes.deliver():
+            self.recipes.keep()
+
+    def _keep(self) -> None:
+        """Write the spans to the agent's directory: a warm process needed no agent, and starts none for these."""
+        name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        who = Identity.here(self._settings.job)
+        spans, dropped = self.spans.undelivered()
+        try:
+            write_own(self._settings.local_dir, who.job, name, Process.here(who.rank), spans, dropped)
+        except (OSError, StoreError) as error:
+            self._notices.tell(f"figures and time line are not kept: {error}")
+        else:
+            self.spans.delivered(len(spans), dropped)

@@ -1,0 +1,80 @@
+"""Recipes made ready for a replay, and the replay of one: all that this room asks the compilers' backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from kcoord.backends.fail_open import coordinator_in_use, notices
+from kcoord.backends.registry import install, replayer
+from kcoord.interruption import let_through
+from kcoord.keys.device import GPUTarget
+from kcoord.profiles.choices import KIND, choice_in
+from kcoord.profiles.recipe import Recipe
+
+
+def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[Recipe]:
+    """The recipes whose compilers are here and hooked, each once. Hooks them.
+
+    `targets` replace the recorded ones, except in recipes that hold for their own GPU only.
+    """
+    found: dict[str, Recipe] = {}
+    hooked: list[str] | None = None
+    for recipe in recipes:
+        if recipe.backend == KIND:
+            found.setdefault(recipe.digest, recipe)
+            continue
+        backend = replayer(recipe.backend)
+        if backend is None:
+            notices.tell(f"{name_of(recipe)}: this kcoord has no backend {recipe.backend!r}; its recipes are skipped")
+            continue
+        if backend.modules:
+            hooked = install() if hooked is None else hooked
+            if backend.name not in hooked:
+                continue  # each rank would compile it for itself
+        moves = bool(targets) and backend.is_portable(recipe)
+        for each in [replace(recipe, target=target) for target in targets] if moves else [recipe]:
+            found.setdefault(each.digest, each)
+    return list(found.values())
+
+
+def replayed(recipe: Recipe, *, moved: bool = False, waits: bool = False) -> tuple[str, str]:
+    """Compile `recipe`: see `settled`. `moved`: it was recorded on another GPU. An empty target is the current device."""
+
+    def run() -> str:
+        if recipe.backend == KIND:
+            return _offered(recipe)
+        backend = replayer(recipe.backend)
+        if backend is None:
+            raise ValueError(f"no backend {recipe.backend!r}")
+        if moved and not backend.is_portable(recipe):
+            raise ValueError("recorded on another GPU, for which alone it holds")
+        return backend.replay(recipe, GPUTarget.parse(recipe.target) if recipe.target else None, waits)
+
+    return settled(run)
+
+
+def settled(run: Callable[[], str]) -> tuple[str, str]:
+    """The result of `run`: ``compiled``, ``loaded``, ``busy`` (another process of the job is at it); or ``failed``, and why.
+
+    A recipe's module may raise anything, even SystemExit, and so may its compiler: the rank that needs the key meets it too.
+    """
+    try:
+        return run(), ""
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
+        let_through(error)
+        return "failed", f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def name_of(recipe: Recipe) -> str:
+    """The recipe's name for people."""
+    name = recipe.qualname if recipe.backend == KIND else f"{recipe.module}.{recipe.qualname}"
+    return f"{name} for {recipe.target}" if recipe.target else name
+
+
+def _offered(recipe: Recipe) -> str:
+    """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled. Raises ValueError for no choice."""
+    coordinator, (key, content) = coordinator_in_use(), choice_in(recipe)
+    if coordinator is not None and coordinator.choices.get(key) is None:
+        coordinator.choices.offer(key, content, recipe.seconds)
+    return "loaded"

@@ -1,0 +1,106 @@
+"""The figures of a job: sums over its spans, as the launcher's last line, ``kcoord stats``, the report and the metrics say them.
+
+Each request of a rank ends in exactly one of `OUTCOMES`, so their sum is `requests`, and the compiles and failures of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kcoord.telemetry.spans import Process, Span
+
+OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
+"""memory: a loaded handle; local: on this node already; store: fetched; waits: another rank compiled it meanwhile."""
+
+FIGURES = (
+    "requests", *OUTCOMES, "kernels", "pack_hits", "alone", "ahead", "ahead_used", "compile_seconds", "wait_seconds",
+    "saved_seconds", "dropped",
+)  # fmt: skip
+"""``kernels``: different keys. ``pack_hits``: store hits that came from a pack. ``alone``: compiles that nobody coordinated.
+``ahead``: keys that the pool compiled; ``ahead_used``: those that ranks have loaded. ``compile_seconds``: the time of a compile
+within another one of its thread counts once. ``saved_seconds``: the recorded compile seconds of each artifact that was loaded
+instead of compiled. ``dropped``: lost spans, which the other figures lack."""
+
+_MOST_KEYS = 100_000  # of a job; further ones are not told from one another
+_LOADS = {"": "local_hits", "store": "store_hits", "pack": "store_hits", "wait": "waits"}
+
+
+def outcome_of(span: Span) -> str | None:
+    """The one of `OUTCOMES` in which `span` ended a request; None if it ended none, or none for a kernel of the job."""
+    if span.aside:
+        return None
+    if span.kind == "load":
+        return _LOADS.get(span.source, "store_hits")
+    if span.kind == "compile":
+        return "compiles" if span.compiled else "failures" if span.outcome in ("failed", "given up") else None
+    return "memory_hits" if span.kind == "memory" else None
+
+
+class Figures:
+    """Sums over spans that are added one by one. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._sums = dict.fromkeys(FIGURES, 0.0)
+        self._keys: set[str] = set()
+        self._ahead: set[str] = set()
+        self._loaded: set[str] = set()
+
+    def add(self, span: Span, *, pool: bool = False) -> None:
+        """Add a span of a rank, or of a worker of the `pool`."""
+        if span.aside:
+            return
+        if outcome := outcome_of(span):
+            self._sums[outcome] += span.count
+            self._sums["requests"] += 0 if pool else span.count
+        if span.key and len(self._keys) < _MOST_KEYS:
+            self._keys.add(span.key)
+        if span.compiled:
+            self._sums["compile_seconds"] += max(0.0, span.seconds - span.inside)
+            self._sums["alone"] += span.outcome == "alone"
+            if pool and len(self._ahead) < _MOST_KEYS:
+                self._ahead.add(span.key)
+        elif span.kind == "wait":
+            self._sums["wait_seconds"] += span.seconds
+        elif span.kind == "load":
+            self._sums["pack_hits"] += span.source == "pack"
+            self._sums["saved_seconds"] += span.saved
+            if len(self._loaded) < _MOST_KEYS:
+                self._loaded.add(span.key)
+
+    def read(self) -> dict[str, float]:
+        """All `FIGURES`; whole numbers as int, seconds rounded to a millisecond."""
+        used = len(self._ahead & self._loaded)
+        sizes = {"kernels": len(self._keys), "ahead": len(self._ahead), "ahead_used": used, "dropped": self.dropped}
+        return {n: round(v, 3) if n.endswith("_seconds") else int(v) for n, v in {**self._sums, **sizes}.items()}
+
+
+def figures(spans: Iterable[tuple[Process, Span]], dropped: int = 0) -> dict[str, float]:
+    """The figures of a job with these spans, of which `dropped` others are missing."""
+    found = Figures()
+    found.dropped = dropped
+    for process, span in spans:
+        found.add(span, pool=process.pool)
+    return found.read()
+
+
+def summary(found: Mapping[str, float]) -> str:
+    """One line for the user: ``8 kernels, 16 requests: 8 compiled in 4.2 s, 8 loaded (4.1 s of compiling saved)``."""
+    loaded = found["memory_hits"] + found["local_hits"] + found["store_hits"] + found["waits"]
+    line = (
+        f"{_several(found['kernels'], 'kernel')}, {_several(found['requests'], 'request')}: {found['compiles']} compiled in "
+        f"{found['compile_seconds']:.1f} s, {loaded} loaded ({found['saved_seconds']:.1f} s of compiling saved)"
+    )
+    if found["ahead"]:
+        line += f", {found['ahead']} compiled ahead ({found['ahead_used']} of them used)"
+    if found["failures"]:
+        line += f", {found['failures']} failed"
+    if found["alone"]:
+        line += f", {found['alone']} compiled without coordination"
+    if found["dropped"]:
+        line += f"; {_several(found['dropped'], 'span')} lost: there was more"
+    return line
+
+
+def _several(count: float, one: str) -> str:
+    return f"{count} {one}{'' if count == 1 else 's'}"
