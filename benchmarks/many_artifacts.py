@@ -21,7 +21,6 @@ from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.keys import CacheKey
 from kcoord.rank.client import AgentClient
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import object_of
@@ -29,7 +28,6 @@ from kcoord.testing.stores import object_of
 COUNTS = (1_000, 10_000, 100_000)
 _LOOKUPS = 300
 _STARTS = 5
-_NODES = 50
 _CLI = "from kcoord.cli import main; main()"
 
 
@@ -43,7 +41,6 @@ def run(counts: tuple[int, ...] = COUNTS) -> Result:
         for count in counts:
             while len(made) < count:
                 made.append(_publish(store, len(made)))
-            _note(store, made)
             columns.append(_measure(store, made, Path(directory)))
     names = columns[0]
     result.rows = [[name, *(column[name] for column in columns)] for name in names]
@@ -51,7 +48,6 @@ def run(counts: tuple[int, ...] = COUNTS) -> Result:
         f"look-ups: `Store.fetch` of one artifact (found), and of a key that is not there; medians of {_LOOKUPS}",
         f"agent: the first answer of one that had to be started; median of {_STARTS}",
         "gc and ls: wall seconds of the command, and its largest resident memory; the page cache is warm",
-        f"{_NODES} nodes have noted what they used, each another set",
         "a local disk; each artifact costs gc one listing of its directory, and ls one read of its manifest, so on NFS their "
         "time is that many round trips: not measured",
     ]
@@ -73,9 +69,6 @@ def _measure(store: Store, made: list[str], directory: Path) -> dict[str, str]:
         ("ls --json", ("ls", "--json")),
     ):
         found[name] = _command(store, directory, *arguments)
-    begun = time.perf_counter()
-    load_uses(store.root)
-    found["of gc: reading what was used"] = f"{time.perf_counter() - begun:.2f} s"
     return found
 
 
@@ -89,14 +82,6 @@ def _publish(store: Store, number: int) -> str:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(object_of(manifest, {entry.name: content}))
     return key.digest
-
-
-def _note(store: Store, made: list[str]) -> None:
-    for path in store.root.glob("v2/used/*"):
-        path.unlink()
-    for node in range(_NODES):
-        chosen = random.Random(node).sample(made, len(made) // 2)
-        note_uses(store.root, [prefix_of(digest) for digest in chosen])
 
 
 def _median_ms(digests: list[str], work: Callable[[str], object]) -> str:

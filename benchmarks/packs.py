@@ -17,10 +17,11 @@ from benchmarks.nfs_model import NfsServer
 from benchmarks.result import Result
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
-from kcoord.profiles.parts import save_part
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.index import Use
+from kcoord.packs.recipe import today
+from kcoord.packs.recipe_files import save_part
+from kcoord.packs.writing import write_pack
 from kcoord.rank.client import Ready
-from kcoord.transfer.pack import write_pack
 from tests.support.agents import Node, end_agent, key_of, recipe_of
 from tests.support.cluster import start_agent
 from tests.support.redis_server import RedisServer
@@ -35,9 +36,8 @@ def run() -> Result:
         ["", "requests to the store until the last kernel", "until the agent has ended"],
         notes=[
             "kernels of 7 files, 66 KB, in the store 15 KB; one rank asks for one after the other, 2 s after the agent's start",
-            "requests, of 0.5 ms each: those of an NFS v4.1 client without delegations, counted by benchmarks/nfs_model.py; "
-            "the last ones note what was used",
-            "no kernel is on the node; profile and list of needs are those of an earlier job",
+            "requests, of 0.5 ms each: those of an NFS v4.1 client without delegations, counted by benchmarks/nfs_model.py",
+            "no kernel is on the node; the profile is that of an earlier job",
             "another agent has swept the store's staging lately; the one that does makes some 18 requests more",
         ],
     )
@@ -51,25 +51,23 @@ def run() -> Result:
         for name, flags in cases.items():
             packed = name == "a pack"
             if packed:
-                write_pack(store, "job", [key_of(each).digest for each in names])
+                digests = [key_of(each).digest for each in names]
+                write_pack(store, "job", [Use(each, f"triton/{each[:52]}", today()) for each in digests])
             requests = _start(store, names, Path(directory) / "server", packed, flags)
             result.rows.append([name, *(f"{count:,}" for count in requests)])
     return result
 
 
 def _filled(root: Path) -> tuple[Store, list[str]]:
-    """A store with the artifacts, the profile and the list of needs of an earlier job, and no pack."""
+    """A store with the artifacts and the profile of an earlier job, and no pack."""
     store, names = Store(root), [f"k{n}" for n in range(_KERNELS)]
     store.open()
-    needs = []
     for name in names:
         contents = _kernel(name)
         entries = [FileEntry(file, len(text), hashlib.sha256(text).hexdigest()) for file, text in contents.items()]
         key = key_of(name)
         store.publish(Manifest(key, tuple(sorted(entries, key=lambda e: e.name)), 1.0, Origin("node", 1, 0)), contents)
-        needs.append(RequestedArtifact(key.digest, f"triton/{key.digest[:52]}"))
     save_part(root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
-    save_requested(requested_directory(root, "job"), needs)
     (root / "v2" / "swept").touch()
     return store, names
 

@@ -20,8 +20,8 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import early_packs, hedges, lease_tasks, packs, tiers
-    from kcoord.agent.chores import packing, profiles, requested, store_retention, sweeping, timelines
+    from kcoord.agent import hedges, lease_tasks, packs, tiers
+    from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
@@ -30,13 +30,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (facts, ("_SURELY_BEFORE_A_RECHECK",)),
         (lease_tasks, ("_BUSY_FOR",)),
         (packs, ("_PATIENCE",)),
-        (
-            early_packs,
-            ("_HELD_BACK", "_READ_WITHIN", "_GATHERED_WITHIN", "_WORTH", "_WAITS", "_FRESH", "_COUNTS_EVERY"),
-        ),
-        (packing, ("_QUIET", "_EVERY")),
         (profiles, ("_EVERY",)),
-        (requested, ("_EVERY",)),
         (store_retention, ("READ_FIRST", "READ_EVERY")),
         (sweeping, ("FIRST_IN_STORE",)),
         (timelines, ("_SHARE_EVERY",)),
@@ -44,6 +38,8 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         for name in names:
             setattr(module, name, getattr(module, name) * factor)
     tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, patience=60 * factor)  # type: ignore[misc,assignment]
+    for name in ("quiet", "every"):
+        packing.PackWriter.__init__.__kwdefaults__[name] *= factor
     timeout = redis_client.COMMAND_TIMEOUT * factor * patience
     for each in (redis, redis_client, redis_news, redis_pipeline):
         each.COMMAND_TIMEOUT = timeout  # type: ignore[attr-defined]

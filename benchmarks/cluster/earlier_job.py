@@ -13,10 +13,10 @@ from benchmarks.cluster.node import key_of
 from benchmarks.cluster.play import Kernels
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.parts import save_part
-from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
-from kcoord.transfer.pack import write_pack
+from kcoord.packs.index import Use
+from kcoord.packs.recipe import Recipe, today
+from kcoord.packs.recipe_files import save_part
+from kcoord.packs.writing import write_pack
 
 PROFILE = "cluster"
 _AT_ONCE = 100
@@ -30,9 +30,7 @@ def fill(root: Path, kernels: Kernels, *, pack: bool) -> dict[str, str]:
     if pack:
         recipes = [Recipe("simulated", "benchmarks", "kernel", name, "", seconds, 1) for name, seconds in kernels]
         save_part(root / "v2" / "profiles" / PROFILE, recipes)
-        needs = [RequestedArtifact(digest, f"objects/{digest[:2]}/{digest}") for digest in manifests]
-        save_requested(requested_directory(root, PROFILE), needs)
-        write_pack(store, PROFILE, manifests)
+        write_pack(store, PROFILE, [Use(digest, f"objects/{digest[:2]}/{digest}", today()) for digest in manifests])
     return manifests
 
 

@@ -23,24 +23,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.cluster.dilation import dilate
 from benchmarks.cluster.node import content_of, key_of
 from benchmarks.lease_herd import Kernel, Node, connect_all, order
 from benchmarks.nfs_model import Client
-from kcoord.agent.early_packs import EarlyPacks
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.packs import newest_pack
 from kcoord.settings import Settings
-from kcoord.transfer.pack import look_at_pack
 
 T = TypeVar("T")
 
-_MIB, _OPENED = 1 << 20, 2  # bytes of a READ; OPEN and CLOSE
 _ABREAST = 8  # as in `kcoord.agent.store_breaker`
 _THREADS = 64  # of this process' leaders, at the store
 _PATIENCE = 10.0  # Redis answers soon; hundreds of nodes in one process see it late
@@ -74,7 +69,6 @@ class _Light(Node):
     client: Client
     at_store: Callable[[Callable[[], Any]], Any]
     requests: int
-    early_packs: EarlyPacks
     _turns: asyncio.Semaphore
     compiled: Counter[str]
     finished: dict[str, float]  # kernel → end of its compile
@@ -92,41 +86,8 @@ class _Light(Node):
         return str(await self.at_store(functools.partial(publish, self.store, kernel.name, kernel.seconds)))
 
     async def load(self, kernel: Kernel) -> None:
-        if await self.early_packs.came(self.key(kernel)):
-            return
-        with self.early_packs.fetching():
-            async with self._turns:
-                await self.client.make(self.requests)
-
-
-class _Packs:
-    """The newest pack, which one node of this process looks at, and each makes the requests to read."""
-
-    looks: dict[Path, frozenset[str]] = {}  # noqa: RUF012 - of all nodes
-
-    def __init__(self, node: _Light) -> None:
-        self._node, self._digests, self._read = node, frozenset[str](), Path()
-
-    @property
-    def seen(self) -> set[str]:
-        return self._node.have
-
-    def states(self, digest: str) -> bool:
-        return digest in self._digests
-
-    async def renew(self, profile: str) -> None:
-        def look() -> tuple[Path, frozenset[str], int] | None:
-            path = newest_pack(self._node.store.root, profile)
-            if path is None:
-                return None
-            if path not in self.looks:
-                self.looks[path] = look_at_pack(self._node.store, path)
-            return path, self.looks[path], path.stat().st_size
-
-        found = await self._node.at_store(look)
-        if found is not None and found[0] != self._read:
-            await self._node.client.make(_OPENED + -(-found[2] // _MIB))
-            self._read, self._digests = found[:2]
+        async with self._turns:
+            await self.client.make(self.requests)
 
 
 @functools.cache
@@ -153,11 +114,10 @@ async def _play(part: Light) -> dict[str, Any]:
     await loop.run_in_executor(threads, store.open)
     nodes = []
     for number in part.numbers:
-        leases = RedisLeases(settings.redis_url, settings.namespace, profile=settings.profile, **times)
+        leases = RedisLeases(settings.redis_url, settings.namespace, **times)
         node = _Light(leases, number, settings.lease_ttl, 2.0 * part.dilation)
         node.store, node.client, node.requests = store, client, part.fetch
         node.at_store = functools.partial(loop.run_in_executor, threads)
-        node.early_packs = EarlyPacks(leases, settings.profile, _Packs(node))
         node._turns, node.compiled, node.finished = asyncio.Semaphore(_ABREAST), Counter(), {}
         nodes.append(node)
     await connect_all(nodes)

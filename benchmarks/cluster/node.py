@@ -29,7 +29,7 @@ import psutil
 
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol import endpoint
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient

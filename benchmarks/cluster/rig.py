@@ -26,7 +26,7 @@ from benchmarks.cluster.scale import COLD, IN_STEP, PACKED, WARM, WAYS, kernels_
 from benchmarks.cluster.table import orderly
 from benchmarks.nfs_model import NfsServer
 from benchmarks.result import Result
-from kcoord.profiles.packs import packs_of
+from kcoord.packs.pack_files import packs_of
 from tests.nfs.rig import PROJECT, PYTHON, Rig
 from tests.support.mountstats import sent
 

@@ -1,13 +1,16 @@
-"""kcoord's adapter of `mini`, in a package of its own: this file, and the entry point in pyproject.toml."""
+"""kcoord's adapter of `mini`, in a package of its own: this file, its declaration, and the entry point in pyproject.toml."""
 
-import contextlib
 import functools
 import os
 import tempfile
 from typing import NamedTuple
 
+import mini
+
 from kcoord import GPUTarget, Scope
 from kcoord.backends import Backend
+
+stock = mini.compile
 
 
 class Source(NamedTuple):
@@ -17,24 +20,8 @@ class Source(NamedTuple):
 
 class MiniBackend(Backend):
     name = "mini"
-    modules = ("mini",)  # `hook` is called when the job imports it, and never if it does not
     scope = Scope.TARGET  # the code depends on the GPU's architecture alone
     variables = {"MINI_FLAGS": "optimizations"}  # noqa: RUF012 - they are in the key
-
-    def hook(self):
-        import mini
-
-        stock = mini.compile
-        if hasattr(stock, "__wrapped__"):
-            return
-
-        @functools.wraps(stock)
-        def compile(name, source, directory=None):
-            if directory is not None:  # somebody who wants the files where they are
-                return stock(name, source, directory)
-            return self.obtain(Source(name, source), lambda: stock(name, source))
-
-        mini.compile = compile
 
     # The key: equal keys mean interchangeable code.
 
@@ -42,35 +29,23 @@ class MiniBackend(Backend):
         return request.name
 
     def factors(self, request):
-        import mini
-
         return {"source": request.text, "arch": mini.ARCH}
 
     def trees(self, request):
-        import mini
-
         return [mini.__file__]
 
     def target(self, request):
-        import mini
-
         return GPUTarget.parse(f"cuda:{mini.ARCH.removeprefix('sm_')}")
 
     # The artifact.
 
     def compile(self, request, staging):
-        import mini
-
-        return mini.compile.__wrapped__(request.name, request.text, staging)
-
-    @contextlib.contextmanager
-    def lower_caches(self, key):
-        """An empty cache for each compile: mini's own would answer with code that was made under other flags."""
+        """With an empty cache: mini's own would answer with code that was made under other flags."""
         before = os.environ.get("MINI_CACHE_DIR")
         with tempfile.TemporaryDirectory(prefix="mini-") as directory:
             os.environ["MINI_CACHE_DIR"] = directory
             try:
-                yield
+                return stock(request.name, request.text, staging)
             finally:
                 os.environ.pop("MINI_CACHE_DIR")
                 if before is not None:
@@ -80,6 +55,19 @@ class MiniBackend(Backend):
         return ("kernel.ptx",)
 
     def load(self, request, artifact):
-        import mini
-
         return mini.Kernel(artifact.path / "kernel.ptx")
+
+
+backend = MiniBackend()
+
+
+def hook():
+    """kcoord calls it once the job has imported `mini`."""
+    mini.compile = compile
+
+
+@functools.wraps(stock)
+def compile(name, source, directory=None):
+    if directory is not None:  # somebody who wants the files where they are
+        return stock(name, source, directory)
+    return backend.obtain(Source(name, source), lambda: stock(name, source))

@@ -193,7 +193,7 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     try:
         redis = RedisLeases(
             url, settings.namespace, tell=notices.tell,
-            ttl=ttl, limit=limit, failure_ttl=failure_ttl, profile=settings.recorded_as,
+            ttl=ttl, limit=limit, failure_ttl=failure_ttl,
         )  # fmt: skip
     except SettingsError as error:
         notices.tell(f"Redis cannot be used: {error}")

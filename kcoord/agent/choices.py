@@ -20,8 +20,8 @@ from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
-from kcoord.profiles.choices import KIND, choice_in
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.choices import KIND, choice_in
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices

@@ -19,7 +19,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.latest import Latest
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices

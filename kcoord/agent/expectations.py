@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from kcoord.latest import Latest
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _REMEMBERED = 100_000  # keys and recipes, some 150 bytes each
 

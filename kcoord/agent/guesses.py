@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _OF_EACH = 8  # specializations of a kernel
 _MOST = 256

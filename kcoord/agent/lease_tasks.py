@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from kcoord.agent import actions as act
 from kcoord.agent.connections import Observer
-from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
@@ -31,7 +30,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `used`, `observer` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that jobs record.
+    `learn`, `in_store`, `observer` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
     """
 
     def __init__(
@@ -46,14 +45,12 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
-        used: Callable[[str], object] = lambda name: None,
+        in_store: Callable[[str], object] = lambda digest: None,
         local_dir: Path | None = None,
-        profile: str | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
-        self.tiers = Tiers(store, local_dir, notices, learn=learn, used=used, observer=observer)
-        self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, observer=observer)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
@@ -109,7 +106,6 @@ class LeaseTasks:
         `giving_back` seconds.
         """
         self._ends = True
-        self.early_packs.close()
         for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
         if self._tasks:
@@ -260,9 +256,6 @@ class LeaseTasks:
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
         found = packed = await self.tiers.from_pack(key, home, action.manifest)
-        if not found and await self.early_packs.came(key):
-            found = packed = await self.tiers.from_pack(key, home, action.manifest)
         if not found:
-            with self.early_packs.fetching():
-                found = await self.tiers.from_store(key, home, action.manifest) is not None
+            found = await self.tiers.from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))

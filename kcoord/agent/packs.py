@@ -13,6 +13,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +23,39 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.daemon import in_daemon
-from kcoord.profiles.packs import LARGEST_PACK
+from kcoord.latest import Latest
+from kcoord.packs.index import PackInvalid
+from kcoord.packs.pack import Pack, read_pack
+from kcoord.packs.pack_files import newest_pack, note_here, touch_pack, was_here
 from kcoord.telemetry.events import Notices, tell_if_failed
-from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
-from kcoord.transfer.packs_here import note_here, was_here
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
 _ATTEMPTS, _AGAIN = 30, 2.0  # seconds; a store that opens late is that of a large job
 _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
 _MOST = 4  # profiles at a time
+_MOST_NAMED = 64  # profiles
 
 At = Callable[[tuple[Path, ...], Callable[[], "Manifest | None"]], Awaitable["Manifest | None"]]
 
 
 class Packs:
-    """A fault costs look-ups, and is told once. ``used(name)`` gets the name of a pack that serves: retention spares it.
+    """A fault costs look-ups, and is told once.
 
     ``at(homes, work)`` runs `work` in a thread for the local tier; it raises `ArtifactInvalid` if others may write there.
     """
 
-    def __init__(
-        self, store: StoreBreaker, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
-    ) -> None:
-        self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
+    def __init__(self, store: StoreBreaker, at: At, local_dir: Path | None, notices: Notices) -> None:
+        self._store, self._at, self._local_dir, self._notices = store, at, local_dir, notices
+        self._named: Latest[str, None] = Latest(_MOST_NAMED)  # profiles of this agent's jobs
         self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by profile: the end of its pack
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
         self._served: set[str] = set()  # names of packs
-        self.seen: dict[
-            str, int
-        ] = {}  # keys that `note` got last, and sizes of their artifacts, which fit into one pack
-        self.noted = 0  # how often a key came to `seen`
-        self._size = 0  # bytes of `seen`
 
     def begin(self, profile: str, *, asked: bool = False) -> None:
         """Read the profile's pack, unless that was begun before. Returns at once. `asked`: a rank has asked for a key."""
+        self._named[profile] = None
         if profile in self._reads or len(self._reads) >= _MOST or self._local_dir is None:
             return
         self._patient_until = time.monotonic() + _PATIENCE
@@ -96,41 +94,6 @@ class Packs:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
 
-    def states(self, digest: str) -> bool:
-        """True if a pack that serves has the artifact of the key `digest`."""
-        return any(pack.announced(digest) for pack in self._packs())
-
-    async def renew(self, profile: str) -> None:
-        """Read the profile's newest pack, unless it serves already. The one that serves does so until then."""
-        before, begins = self._reads.get(profile), profile not in self._reads
-        if begins:
-            self.begin(profile, asked=True)
-            before = self._reads.get(profile)
-        if before is not None and not before.done():
-            await asyncio.wait({before})
-        if before is None or begins:
-            return
-        old = _result(before)
-
-        def read(store: Store) -> Pack | None:
-            assert self._local_dir is not None
-            return read_pack(store, profile, self._local_dir, unless=old.place if old is not None else None)
-
-        try:
-            pack = await self._store.use(read)
-        except PackUnused as error:
-            self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
-            return
-        if pack is None:
-            return
-        if self._reads.get(profile) is not before:  # it has served its time meanwhile
-            in_daemon(pack.close)
-            return
-        self._put_off.discard(profile)
-        self._reads[profile] = _done(pack)
-        if old is not None:
-            in_daemon(old.close)
-
     async def bring(self, digest: str, home: Path, announced: str) -> Manifest | None:
         """Bring the artifact of the key `digest` whose manifest has the SHA-256 `announced` to `home`, and return its manifest.
 
@@ -155,24 +118,22 @@ class Packs:
             self.served(pack.place.stem)
         return manifest
 
+    async def touch(self) -> None:
+        """Tell retention that the packs of this agent's jobs are in use."""
+
+        def touch(store: Store) -> None:
+            for profile in list(self._named):
+                with suppress(OSError, StoreError):
+                    if (path := newest_pack(store.root, profile, store.trust)) is not None:
+                        touch_pack(store.root, path)
+
+        await self._store.use(touch)
+
     def served(self, name: str) -> None:
         """This node's ranks have got artifacts of the pack `name`, or made them."""
         if name not in self._served and self._local_dir is not None:
             self._served.add(name)
-            self._used(name)
             in_daemon(functools.partial(note_here, self._local_dir, name))
-
-    def note(self, manifest: Manifest) -> None:
-        """This artifact is in the store, and a rank of this node has used or made it. Ignored if it is too large for a pack."""
-        digest, size = manifest.key.digest, manifest.size
-        if size > LARGEST_PACKED:
-            return
-        earlier = self.seen.pop(digest, None)
-        self.noted += earlier is None
-        self._size += size - (earlier or 0)
-        self.seen[digest] = size
-        while self._size > LARGEST_PACK or len(self.seen) > MOST_PACKED:
-            self._size -= self.seen.pop(next(iter(self.seen)))
 
     def close(self) -> None:
         """Give the copies' space back."""
@@ -181,7 +142,7 @@ class Packs:
 
     async def _read(self, profile: str, local_dir: Path, asked: bool) -> Pack | None:
         def read(store: Store) -> tuple[Pack | None, bool]:
-            if not asked and was_here(store, profile, local_dir):
+            if not asked and was_here(store.root, profile, store.trust, local_dir):
                 return None, True
             return read_pack(store, profile, local_dir), False
 
@@ -193,7 +154,7 @@ class Packs:
                     break
                 await asyncio.sleep(_AGAIN)
             self._put_off |= {profile} if put_off else set()
-        except PackUnused as error:
+        except PackInvalid as error:
             self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
         return pack
 
@@ -213,12 +174,6 @@ class Packs:
             in_daemon(pack.close)  # a thread may be reading it, from a disk that hangs
         elif read is not None:
             read.cancel()
-
-
-def _done(pack: Pack) -> asyncio.Future[Pack | None]:
-    read: asyncio.Future[Pack | None] = asyncio.get_running_loop().create_future()
-    read.set_result(pack)
-    return read
 
 
 def _result(read: asyncio.Future[Pack | None] | None) -> Pack | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection
 
@@ -11,11 +10,9 @@ from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
-from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
-from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
@@ -24,13 +21,13 @@ from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.pools import Pools
+from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
-from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -64,12 +61,12 @@ class Parts:
         )  # fmt: skip
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
+        self.used_artifacts = UsedArtifacts(settings.local_dir)
         self.lease_tasks = LeaseTasks(
             leases, store, self.flights, notices,
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
-            local_dir=settings.local_dir, learn=self.expectations.learn,
-            used=lambda pack: self.use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
+            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.used_artifacts.stored,
             observer=observer,
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
@@ -87,18 +84,14 @@ class Parts:
         self.choices = Choices(self.tiers, settings.local_dir, settings.agent_timeout, notices)
         self.measurements = SharedMeasurements()
         self.profiles = Profiles(root, settings.local_dir, notices, trust)
-        named = None if is_automatic(settings.profile) else settings.recorded_as
-        self.requested = RequestedRecorder(root, settings.local_dir, named, notices)
-        packing = PackWriter(
-            store, settings.recorded_as, self.tiers.packs, self.lease_tasks.early_packs, leases, agent_id,
+        self.packing = PackWriter(
+            store, settings.recorded_as, self.tiers.packs, self.used_artifacts, leases, agent_id,
             settings.lease_ttl, notices,
         )  # fmt: skip
-        self.use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
-        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
+        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices, trust)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        with_chores = (stalls, self.profiles, self.requested, packing, self.timelines, self.sweeper,
-                       self.use_notes, in_store, on_node, keys)  # fmt: skip
+        with_chores = (stalls, self.profiles, self.packing, self.timelines, self.sweeper, in_store, on_node, keys)
         self.chores = Chores(*(part.chores for part in with_chores))
         self.pools = Pools(settings.pool_workers, self.connections, self.profiles, self.take_in, notices)
         self._retention = in_store, on_node

@@ -21,7 +21,7 @@ from kcoord.agent.upcoming import Upcoming
 from kcoord.agent.watch.idle_cores import Permits
 from kcoord.errors import KcoordError, ProtocolError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
+from kcoord.packs.recipe import MOST_AT_ONCE, Recipe
 from kcoord.protocol.messages import Announce, Answer, Done, Granted, Join, Joined, Next, Take, Work
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed

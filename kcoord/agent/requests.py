@@ -70,15 +70,15 @@ class Requests:
         self._parts.launchers.gone(connection.id)
         self._parts.claims.gone(connection)
         if not self._parts.connections:  # the user's next command finds what the last one recorded
-            for chore in (*self._parts.profiles.chores, *self._parts.requested.chores):
+            self._parts.packing.job_ended()
+            for chore in self._parts.profiles.chores:
                 chore.hasten()
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         ahead = self._parts.pools.compiling(connection)
         self._parts.claims.claim(connection, request, message, ahead)
         self._parts.pools.asked(connection, message.recipe)
-        self._parts.requested.note(message.digest, str(message.home))
-        self._parts.use_notes.used([message.digest], connection.pid)
+        self._parts.used_artifacts.asked(message.digest, str(message.home))
 
     def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
         if message.profile is not None and is_profile_name(message.profile):
@@ -90,8 +90,8 @@ class Requests:
         return self._parts.claims.publish(connection, request, message)
 
     def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
-        self._parts.requested.note(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
-        self._parts.use_notes.used([message.digest], connection.pid)
+        self._parts.used_artifacts.asked(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
+        self._parts.used_artifacts.stored(message.digest)  # by the rank that decides it, if nobody has
         return self._parts.choices.lookup(message)
 
     def _record(self, connection: Connection, _: int, message: messages.Record) -> messages.Answer:
@@ -104,7 +104,7 @@ class Requests:
         used = [span.key for span in spans if span.key]
         if not connection.who.pool:
             self._parts.pools.used(connection.who.job, used)
-        self._parts.use_notes.used(used, connection.pid)
+            self._parts.used_artifacts.loaded(used)
         return messages.Done()
 
     def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:

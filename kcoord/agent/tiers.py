@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,12 +29,13 @@ T = TypeVar("T")
 
 _MOST_DISTRUSTED = 100_000
 _MOST_FRESH = 256 << 20  # bytes
+_ONE_IN = 16  # agents that fetch an artifact tells retention
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``used(name)`` the name of a pack that
-    serves. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used: it must be
-    this user's alone.
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``in_store(digest)`` each artifact that
+    was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used:
+    it must be this user's alone.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class Tiers:
         notices: Notices,
         *,
         learn: Callable[[str, float], None],
-        used: Callable[[str], object],
+        in_store: Callable[[str], object],
         observer: Observer | None = None,
     ) -> None:
         self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
-        self._local_dir, self._notices, self._learn, self._observer = local_dir, notices, learn, observer or Observer()
+        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
+        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
         self._fresh: dict[
             str, tuple[Manifest, dict[str, bytes]]
         ] = {}  # published here, and on their way into the store
@@ -137,20 +140,30 @@ class Tiers:
         if manifest is None:
             return False
         self._learn(digest, manifest.compile_seconds)
-        self._is_in_store(manifest)
+        self._tell_in_store(digest)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
-        """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one."""
+        """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one.
+
+        Retention hears of its use: by the leader who finds it, and by one in 16 of the others.
+        """
+
+        def fetch(store: Store) -> tuple[Manifest, dict[str, bytes], str] | None:
+            found = store.fetch(digest, announced)
+            if found is not None and (announced is None or random.randrange(_ONE_IN) == 0):
+                store.touch(digest)
+            return found
+
         try:
-            fetched = await self.store.use(self._observed("fetch", lambda store: store.fetch(digest, announced)))
+            fetched = await self.store.use(self._observed("fetch", fetch))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
             self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
-            self._is_in_store(manifest)
+            self._tell_in_store(digest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -187,7 +200,7 @@ class Tiers:
             published = await self.store.use(self._observed("publish", publish))
             if published is None:
                 return None
-            self._is_in_store(published[1])
+            self._tell_in_store(digest)
             return published[0]
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
@@ -206,8 +219,3 @@ class Tiers:
                 raise
 
         return run
-
-    def _is_in_store(self, manifest: Manifest) -> None:
-        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
-        if not (manifest.unvouched and self._trust.keys):
-            self.packs.note(manifest)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 
 _MOST = 100_000  # recipes
 _MOST_TRIES = 12  # of a recipe that others are compiling: some five minutes

@@ -1,7 +1,7 @@
-"""Signatures of artifacts, profiles and bundles.
+"""Signatures of artifacts, profiles and packs.
 
 A user who can write to the store can put code there that ranks load. Agents therefore sign what they publish: an artifact's
-manifest, which states the SHA-256 of the other files, each part of a profile, and a bundle's index. A signed file is an
+manifest, which states the SHA-256 of the other files, each part of a profile, and a pack's index. A signed file is an
 *envelope*: the content, the key's id and the signature. `kcoord.artifacts.signing_keys` has the two kinds of keys.
 
 A valid signature proves that *one* holder of the key signed, not which one. Not guaranteed: that the newest signed content is
@@ -30,7 +30,7 @@ from kcoord.artifacts.signing_keys import (
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError
 from kcoord.settings import Settings
 
-MANIFEST, PROFILE, BUNDLE = "manifest", "profile", "bundle"
+MANIFEST, PROFILE, PACK = "manifest", "profile", "pack"
 OVERHEAD = 256  # bytes, at most, by which an envelope is larger than its content
 _FORMAT = b"kcoord-signed-1\n"  # no msgpack map begins so, and no part of a profile
 

@@ -3,10 +3,11 @@
 The names below are public. No compiler is imported here.
 """
 
-from kcoord.backends.base import Backend as Backend
-from kcoord.backends.base import Bypassed as Bypassed
+from kcoord.backends.backend import UNLOADED as UNLOADED
+from kcoord.backends.backend import Backend as Backend
+from kcoord.backends.backend import Bypassed as Bypassed
+from kcoord.backends.compiler import Compiler as Compiler
 from kcoord.backends.fail_open import fails_open as fails_open
-from kcoord.backends.steps import UNLOADED as UNLOADED
 from kcoord.keys.device import current_device as current_device
 from kcoord.keys.tools.toolchain import Tool as Tool
 from kcoord.keys.tools.toolchain import fingerprint as tool_fingerprint
@@ -16,6 +17,6 @@ from kcoord.rank.coordinator import Compilation as Compilation
 from kcoord.rank.coordinator import Request as Request
 
 __all__ = [
-    "BUSY", "UNLOADED", "Backend", "Bypassed", "Compilation", "Request", "Tool", "current_device", "fails_open",
+    "BUSY", "UNLOADED", "Backend", "Bypassed", "Compilation", "Compiler", "Request", "Tool", "current_device", "fails_open",
     "tool_fingerprint", "tree_fingerprint",
 ]  # fmt: skip

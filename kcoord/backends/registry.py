@@ -1,26 +1,27 @@
 """The compilers that kcoord knows, and hooking those that this process imports.
 
-Others are added by an entry point of the group ``kcoord.backends``: its name is `Backend.name`, its value the class. No compiler
-is imported here. A backend that cannot be loaded is named once, and its compiler works as without kcoord.
+Others are added by an entry point of the group ``kcoord.backends``: its name is `Compiler.name`, its value the declaration. No
+compiler is imported here, and no adapter but for a replay. A compiler whose declaration cannot be loaded is named once, and works
+as without kcoord.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.abc import MetaPathFinder
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kcoord.artifacts import local
-from kcoord.backends.base import Backend
+from kcoord.backends.backend import Backend
+from kcoord.backends.compiler import Compiler
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.private import check_tier, is_shelter, make_own, make_tier
@@ -29,22 +30,14 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 
 GROUP = "kcoord.backends"
-_BUILT_IN = {
-    "triton": "kcoord.backends.triton.backend:TritonBackend",
-    "inductor": "kcoord.backends.inductor.backend:InductorBackend",
-    "ninja": "kcoord.backends.ninja.backend:NinjaBackend",
-    "tilelang": "kcoord.backends.tilelang.backend:TileLangBackend",
-    "flydsl": "kcoord.backends.flydsl.backend:FlyDSLBackend",
-    "ninetoothed": "kcoord.backends.ninetoothed.backend:NineToothedBackend",
-    "cutedsl": "kcoord.backends.cutedsl.backend:CuTeDSLBackend",
-}
-_EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
+BUILT_IN = ("triton", "inductor", "ninja", "tilelang", "flydsl", "ninetoothed", "cutedsl", "python")
+"""Each is a folder beside this module, which holds its declaration."""
 
 
 def install() -> list[str]:
     """Hook the compilers of this process, those imported already and those imported later; idempotent.
 
-    Returns the names of the backends that are hooked: none under ``KCOORD_DISABLE=1``. Raises `SettingsError` if a setting
+    Returns the names of the compilers that are hooked: none under ``KCOORD_DISABLE=1``. Raises `SettingsError` if a setting
     cannot be used. A compiler that the user has given another cache, or one that others may write to, is left alone, and so are
     all if others may write to the local directory (a warning says so).
     """
@@ -58,11 +51,12 @@ def install() -> list[str]:
         notices.tell(f"KCOORD_LOCAL_DIR={error}; kcoord leaves compilers alone")
         return []
     hooked = []
-    for backend in _unobstructed(settings, os.environ):
-        os.environ.update(backend.child_environ(settings, os.environ))
-        for module in backend.modules:
-            _hook_once_imported(module, backend)
-        hooked.append(backend.name)
+    for compiler in _unobstructed(settings, os.environ):
+        os.environ.update(compiler.child_environ(settings, os.environ))
+        for module, hooks in compiler.modules.items():
+            _hook_once_imported(module, hooks)
+        if compiler.modules:
+            hooked.append(compiler.name)
     return hooked
 
 
@@ -78,55 +72,74 @@ def install_openly() -> None:
 def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables by which every compiler in a child process of this environment finds kcoord."""
     found: dict[str, str] = {}
-    for backend in _unobstructed(settings, environ):
-        found |= backend.child_environ(settings, environ)
+    for compiler in _unobstructed(settings, environ):
+        found |= compiler.child_environ(settings, environ)
     return found
 
 
 @functools.lru_cache(maxsize=1)
-def backends() -> tuple[Backend[Any, Any], ...]:
-    """The backends that hook a compiler, installed or not."""
-    found = [EntryPoint(name, path, GROUP) for name, path in _BUILT_IN.items()]
-    others = [each for each in entry_points(group=GROUP) if each.name not in {**_BUILT_IN, **_EXPLICIT}]
-    return tuple(backend for each in (*found, *others) if (backend := _made(each)) is not None)
+def compilers() -> tuple[Compiler, ...]:
+    """The declarations of all compilers, installed or not."""
+    found = {name: f"kcoord.backends.{name}:COMPILER" for name in BUILT_IN}
+    for each in entry_points(group=GROUP):
+        found.setdefault(each.name, each.value)
+    return tuple(filter(None, (_declared(name, path) for name, path in found.items())))
+
+
+def compiler_of(kind: str) -> Compiler | None:
+    """The compiler whose backend replays recipes of this kind; None if there is none here."""
+    return next((each for each in compilers() if kind in each.recipes), None)
+
+
+def replayer(kind: str) -> Backend[Any, Any]:
+    """The backend that replays recipes of this kind, whose compiler is then imported.
+
+    Raises `KcoordError` if there is none here, and the exceptions of the imports.
+    """
+    compiler = compiler_of(kind)
+    if compiler is None:
+        raise KcoordError(f"no compiler here has recipes of the kind {kind!r}")
+    for module in compiler.modules:
+        import_module(module)  # first: its hooks import the adapter, which may import it
+        break
+    found: Backend[Any, Any] = _loaded(compiler.name, compiler.backend, Backend)
+    return found
 
 
 def place_of(key: CacheKey) -> str:
     """The place below the local directory at which a rank looks for the artifact of `key`."""
-    places = (fails_open(lambda key: None)(backend.place)(key) for backend in backends())
+    places = (fails_open(lambda key: None)(compiler.place)(key) for compiler in compilers())
     return next((place for place in places if place is not None), local.place_of(key.digest))
 
 
-def replayer(kind: str) -> Backend[Any, Any] | None:
-    """The backend that replays recipes of this kind; None if there is none here."""
-    path = _EXPLICIT.get(kind)
-    known = (_made(EntryPoint(kind, path, GROUP)),) if path else backends()
-    return next((each for each in known if each is not None and kind in each.recipes), None)
-
-
-@functools.lru_cache(maxsize=64)
-def _made(registered: EntryPoint) -> Backend[Any, Any] | None:
+def _declared(name: str, path: str) -> Compiler | None:
     try:
-        kind = registered.load()
-        if not (isinstance(kind, type) and issubclass(kind, Backend)) or kind.name != registered.name:
-            raise TypeError(f"{registered.value} is no Backend of this name")
-        return kind()
+        declared: Compiler = _loaded(name, path, Compiler)
+        return declared
     except Exception as error:  # noqa: BLE001 - another package's import may raise anything
         let_through(error)
-        notices.tell(f"the backend {registered.name!r} is left alone: {type(error).__name__}: {error}")
+        notices.tell(f"the compiler {name!r} is left alone: {type(error).__name__}: {error}")
         return None
 
 
-def obstacle(backend: Backend[Any, Any], settings: Settings, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why `backend` cannot be hooked in this environment, and the remedy; None if nothing keeps it.
+def _loaded(name: str, path: str, kind: Any) -> Any:
+    """The object at ``module:attribute``. Raises TypeError if it is of another kind or name, and the import's exceptions."""
+    found = EntryPoint(name, path, GROUP).load()
+    if not isinstance(found, kind) or found.name != name:
+        raise TypeError(f"{path} is no {kind.__name__} of this name")
+    return found
+
+
+def obstacle(compiler: Compiler, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The reason why `compiler` cannot be hooked in this environment, and the remedy; None if nothing keeps it.
 
     The compiler's own directories must be this user's alone: files of others are neither loaded nor shared. Those that it is
     given in the local directory are made here, whatever the umask, if that is open to others' eyes.
     """
-    found = backend.obstacle(environ)
+    found = compiler.obstacle(environ)
     if found is not None:
         return found
-    named, given = backend.tiers(environ), _given(backend, settings, environ)
+    named, given = compiler.tiers(environ), _given(compiler, settings, environ)
     for name, tier in {**given, **named}.items():
         try:
             if name in named:
@@ -135,66 +148,92 @@ def obstacle(backend: Backend[Any, Any], settings: Settings, environ: Mapping[st
                 make_own(tier, settings.local_dir)
         except StoreError as error:
             let_through(error)
-            return f"{name}={error}", f"until then kcoord leaves {backend.name} alone"
+            return f"{name}={error}", f"until then kcoord leaves {compiler.name} alone"
         except OSError as error:
             let_through(error)  # there is no local directory, which is told elsewhere
     return None
 
 
-def _given(backend: Backend[Any, Any], settings: Settings, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The directories below the local directory that `backend` gives its compiler, by variable."""
-    variables = backend.child_environ(settings, environ).items()
+def _given(compiler: Compiler, settings: Settings, environ: Mapping[str, str]) -> dict[str, Path]:
+    """The directories below the local directory that the compiler is given, by variable."""
+    variables = compiler.child_environ(settings, environ).items()
     return {name: Path(value) for name, value in variables if Path(value).is_relative_to(settings.local_dir)}
 
 
-def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Backend[Any, Any]]:
-    for backend in backends():
-        found = obstacle(backend, settings, environ)
+def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Compiler]:
+    for compiler in compilers():
+        found = obstacle(compiler, settings, environ)
         if found is None:
-            yield backend
+            yield compiler
         else:
             notices.tell("; ".join(found))
 
 
-def _hook_once_imported(name: str, backend: Backend[Any, Any]) -> None:
+# Hooks.
+
+
+@fails_open(lambda hooks: None)
+def _hook(hooks: str) -> None:
+    import_module(hooks).hook()
+
+
+def _hook_once_imported(name: str, hooks: str) -> None:
     module = sys.modules.get(name)
-    if module is not None:
-        if not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            fails_open(lambda: None)(backend.hook)()
-    elif not any(isinstance(each, _AfterImport) and each.is_for(name, backend) for each in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(name, backend))
+    if module is None:
+        _finder.expect(name, hooks)
+    elif not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        _hook(hooks)
 
 
-class _AfterImport(MetaPathFinder):
-    """Hooks `backend` once, when the module `name` has been imported. It finds nothing itself; an error of a hook stays here."""
+class _Finder(MetaPathFinder):
+    """Finds the modules that are to be hooked as the other finders do, and hooks each one after its first import.
 
-    def __init__(self, name: str, backend: Backend[Any, Any]) -> None:
-        self._name, self._backend, self._looking = name, backend, False
+    A module's own loader is in its place again before the module's code runs.
+    """
 
-    def is_for(self, name: str, backend: Backend[Any, Any]) -> bool:
-        return (self._name, self._backend) == (name, backend)
+    def __init__(self) -> None:
+        self._hooks: dict[str, list[str]] = {}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name or self._looking:
+    def expect(self, name: str, hooks: str) -> None:
+        expected = self._hooks.setdefault(name, [])
+        if hooks not in expected:
+            expected.append(hooks)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def imported(self, name: str) -> None:
+        for hooks in self._hooks.pop(name, ()):
+            _hook(hooks)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._hooks:
             return None
-        self._looking = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self._looking = False
-        if spec is not None and spec.loader is not None:
-            self._hook_after(spec.loader)
+        others = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not self)
+        spec = next((found for find in others if find is not None and (found := find(name, path, target))), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader)
         return spec
 
-    def _hook_after(self, loader: Any) -> None:
-        original: Callable[[ModuleType], None] = loader.exec_module
 
-        @functools.wraps(original)
-        def exec_module(module: ModuleType) -> None:
-            original(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                fails_open(lambda: None)(self._backend.hook)()
+class _Loader(Loader):
+    """The loader of a module that is to be hooked. It is `native` in all else."""
 
-        with contextlib.suppress(AttributeError):  # a loader that cannot be changed: the first compile hooks
-            loader.exec_module = exec_module
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._native.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._native
+        module.__loader__ = self._native
+        self._native.exec_module(module)
+        _finder.imported(module.__name__)
+
+
+_finder = _Finder()

@@ -95,7 +95,7 @@ def _check(settings: Settings) -> None:
 def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
     from kcoord.backends.registry import place_of
-    from kcoord.transfer.prefetch import prefetch
+    from kcoord.packs.prefetch import prefetch
 
     def log(line: str) -> None:
         with suppress(OSError):

@@ -22,7 +22,7 @@ from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.backends.registry import backends, obstacle
+from kcoord.backends.registry import compilers, obstacle
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.default_dir import why_temporary
@@ -80,15 +80,15 @@ def _kcoord(settings: Settings) -> Iterator[Finding]:
 
 def _compilers(settings: Settings) -> Iterator[Finding]:
     needed: dict[str, tuple[int, ...]] = {}
-    for backend in backends():
-        for package, oldest in backend.packages.items():
+    for compiler in compilers():
+        for package, oldest in compiler.packages.items():
             needed[package] = max(oldest, needed.get(package, ()))
     for package, oldest in needed.items():
         yield _package(package, oldest)
-    for backend in backends():
-        found = obstacle(backend, settings, os.environ)
+    for compiler in compilers():
+        found = obstacle(compiler, settings, os.environ)
         if found is not None:
-            yield Finding(backend.name, "warn", *found)
+            yield Finding(compiler.name, "warn", *found)
 
 
 def _package(package: str, oldest: tuple[int, ...]) -> Finding:
@@ -115,8 +115,8 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
         yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")
         return
     places = {"KCOORD_LOCAL_DIR": settings.local_dir}
-    for backend in backends():
-        places |= backend.tiers(os.environ)
+    for compiler in compilers():
+        places |= compiler.tiers(os.environ)
     for name, place in places.items():
         kind = file_system_of(place)
         if kind in NETWORK:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from rich.progress import MofNCompleteColumn
 
+from kcoord.artifacts import local
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
@@ -15,12 +17,13 @@ from kcoord.cli.options import DIGEST, IN_STORE, PROFILE, Parsed, needed_store, 
 from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
-from kcoord.profiles import document
-from kcoord.profiles.parts import load_profile, profile_names
-from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import load_requested, requested_directory, requested_profiles
+from kcoord.packs.exchange import encode_profile, export
+from kcoord.packs.index import Use
+from kcoord.packs.pack_files import packs_directory
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile, profile_names, profiles_in
+from kcoord.packs.writing import own_pack
 from kcoord.settings import Settings
-from kcoord.transfer.bundle import export
 
 _MOST_SHOWN = 20
 
@@ -37,16 +40,14 @@ def _file(text: str) -> Path:
 @click.option(
     "--all", "everything", is_flag=True, help="All artifacts of the store, and all profiles that it or this node has."
 )
-@click.option("--unsigned", is_flag=True, help="With a signing key: also what no key that is known here has signed. It is "
-              "marked, and no import signs it.")  # fmt: skip
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, type=DIGEST,
               help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
-    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, unsigned: bool, keys: tuple[str, ...], as_json: bool
+    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
 ) -> None:  # fmt: skip
-    """Write the profiles NAME, and the artifacts that their jobs asked for, into one FILE for `kcoord import`.
+    """Write the profiles NAME, and the artifacts that their jobs used, into one FILE for `kcoord import`.
 
-    The file is signed if there is a signing key, and then holds what known keys have signed, under any KCOORD_TRUST.
+    The file is signed if there is a signing key, and then holds what known keys have signed.
     """
     root = needed_store(settings)
     if not (names or everything or keys):
@@ -54,39 +55,33 @@ def command(
     store = Store(root, Trust.of(settings))
     check_is_store(store.root)
     named = _found(store, keys)
-    digests = set(named)
+    uses = {digest: Use(digest, local.place_of(digest)) for digest in (store.digests() if everything else named)}
     if everything:
-        digests |= set(store.digests())
-        names = tuple(sorted({*profile_names(settings), *requested_profiles(store.root)}))
-    profiles, unread, doubtful = {}, {}, set()
+        names = tuple(sorted({*profile_names(settings), *profiles_in(packs_directory(store.root, ""))}))
+    profiles, unread = {}, {}
     signed_only = replace(settings, trust="require") if store.trust.keys else settings
     for name in names:
-        needs = load_requested(requested_directory(store.root, name))
         try:
-            taken = replace(settings, trust="off") if unsigned else signed_only
-            profiles[name] = document.encode(recipes := _recipes(taken, name, bool(needs)), needs)
-            if unsigned and not _vouched(signed_only, name, recipes):
-                doubtful.add(name)
+            used = _used(store, name)
+            profiles[name] = encode_profile(_recipes(signed_only, name, bool(used)), (use.digest for use in used))
+            uses |= {use.digest: use for use in used}
         except StoreError:
             raise
         except KcoordError as error:
             if not everything:
                 raise
             unread[f"profile {name}"] = str(error)  # an unsigned one, say: the others are exported
-            continue
-        digests |= {need.digest for need in needs}
-    with bar(f"export {out.name}", quiet=as_json) as progress:
-        done = export(store, digests, profiles, out, progress, unsigned=unsigned, doubtful=doubtful)
+    with bar(f"export {out.name}", MofNCompleteColumn(), quiet=as_json) as progress:
+        done = export(store, uses.values(), profiles, out, progress)
     left_out = unread | done.left_out
     if as_json:
         print_json({"file": str(out), "artifacts": done.artifacts, "profiles": sorted(profiles), "bytes": done.size,
-                    "left_out": left_out, "signed": bool(store.trust.signer), "marked": done.marked})  # fmt: skip
+                    "left_out": left_out, "signed": bool(store.trust.signer)})  # fmt: skip
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
         for name, reason in list(left_out.items())[:_MOST_SHOWN]:
             echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
         signed = "signed" if store.trust.signer else "not signed"
-        signed += f" ({done.marked} marked: no known key has signed them)" if done.marked else ""
         echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
@@ -94,20 +89,20 @@ def command(
         raise KcoordError("an artifact that was named is left out: see above, and 'kcoord verify'")
 
 
+def _used(store: Store, profile: str) -> list[Use]:
+    """The artifacts that the profile's newest pack lists; none if there is no pack. Raises `KcoordError`."""
+    pack = own_pack(store, profile)
+    if pack is None:
+        return []
+    with pack:
+        return pack.index.uses
+
+
 def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
-    """The recipes of a profile. A job of the generic API alone records none, and has needs all the same."""
+    """The recipes of a profile. A job of the generic API alone records none, and uses artifacts all the same."""
     if needed and name not in profile_names(settings):
         return []
     return load_profile(settings, name)
-
-
-def _vouched(signed_only: Settings, name: str, recipes: list[Recipe]) -> bool:
-    """True if known keys have signed all `recipes` of a profile."""
-    try:
-        signed = load_profile(signed_only, name) if recipes else []
-    except KcoordError:
-        return False
-    return {r.digest for r in recipes} <= {r.digest for r in signed}
 
 
 def _found(store: Store, keys: Iterable[str]) -> list[str]:

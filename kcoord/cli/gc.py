@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from kcoord.files.trash import GRACE
 from kcoord.retention.collected import Collected
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
-from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
-from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import collect, compact_profiles
+from kcoord.retention.pins import Kept, add_kept, kept_by_pins, pin, pinned_profiles, unpin
+from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
@@ -64,7 +62,7 @@ def command(
             raise click.UsageError(
                 "--pin, --unpin and --pins are of the store, remove nothing, and are no dry run: give them alone"
             )
-        _pin(needed_store(settings), pins, unpins, as_json)
+        _pin(needed_store(settings), Trust.of(settings), pins, unpins, as_json)
         return
     tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
     if local:
@@ -75,7 +73,8 @@ def command(
             raise KcoordError(
                 f"{where}: there is nothing on this node: set KCOORD_LOCAL_DIR to the directory of its jobs"
             )
-        places = {need.place for need in pinned_needs(settings.store_root)} if settings.store_root else set()
+        root = settings.store_root
+        places = kept_by_pins(root, Trust.of(settings)).places if root else set()
         defaults: dict[str, Any] = {"max_size": settings.local_max_size}
         found = collect_local(
             where, Limits(**defaults | given, least_age=least_age), pinned=places, tidying=tidying, dry_run=dry_run
@@ -83,14 +82,16 @@ def command(
     else:
         where = needed_store(settings, "; --local is for this node's own copies")
         check_is_store(where)
-        merged = {} if dry_run else _compact(where, settings)  # first: the pins are read from its result
-        pinned = functools.partial(pinned_digests, where, note=not dry_run)
+        trust = Trust.of(settings)
         defaults = {name: getattr(settings, f"store_{name}") for name in ("max_size", "max_files", "unused_for")}
         found = collect(
-            where, Limits(**defaults | given, least_age=least_age), pinned=pinned, tidying=tidying, dry_run=dry_run
+            where,
+            Limits(**defaults | given, least_age=least_age),
+            pinned=lambda: kept_by_pins(where, trust).names,
+            trust=trust,
+            tidying=tidying,
+            dry_run=dry_run,
         )
-        for kind, number in merged.items():
-            found.count(kind, number)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
@@ -102,44 +103,33 @@ def command(
         )
 
 
-def _compact(store: Path, settings: Settings) -> dict[str, int]:
-    """The number of merged files of each kind. An error is a warning: it keeps no artifact from being removed."""
-
-    def failed(files: str, error: KcoordError) -> None:
-        echo(f"kcoord: {files} are not merged: {error}", err=True)
-
-    merged = compact_profiles(store, functools.partial(_trust, settings), failed)
-    return {f"{files}, merged": number for files, number in merged.items()}
-
-
-def _trust(settings: Settings) -> Trust:
-    """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: signed files stay."""
-    settings = settings.as_mounted()
-    if settings.signing_key_file is None and settings.signing_key is None:
-        return Trust(settings.trust or "off")
-    return Trust.of(settings)
-
-
-def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:
+def _pin(store: Path, trust: Trust, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:
     check_is_store(store)
     for name in unpins:
         if not unpin(store, name):
             raise KcoordError(f"the profile {name!r} is not pinned: 'kcoord gc --pins' lists those that are")
     for name in pins:
-        if not pin_profile(store, name):
-            unpin(store, name)
+        if not _kept(store, name, trust):
             raise KcoordError(
                 f"no job of the profile {name!r} has asked its agents for an artifact, and none asks for what its node has: "
                 f"run one with KCOORD_PROFILE={name}, this store and an empty KCOORD_LOCAL_DIR"
             )
-    held = load_pins(store)
+        pin(store, name)
+    held = {name: _kept(store, name, trust) for name in pinned_profiles(store)}
     if as_json:
-        print_json({"store": str(store), "pins": {name: len(digests) for name, digests in held.items()}})
+        print_json({"store": str(store), "pins": held})
         return
-    for name, digests in held.items():
-        echo(f"{name}: {len(digests):,} artifacts are kept")
+    for name, count in held.items():
+        echo(f"{name}: {count:,} artifacts are kept")
     if not held:
         echo("no profile is pinned")
+
+
+def _kept(store: Path, profile: str, trust: Trust) -> int:
+    """The number of artifacts that a pin of `profile` keeps."""
+    found = Kept()
+    add_kept(found, store, profile, trust)
+    return len(found.digests)
 
 
 def _document(where: Path, found: Collected, dry_run: bool, grace: float) -> dict[str, Any]:

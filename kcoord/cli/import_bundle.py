@@ -1,4 +1,4 @@
-"""``kcoord import``: put the artifacts and profiles of a bundle into the store."""
+"""``kcoord import``: put the artifacts and profiles of a pack that `kcoord export` wrote into the store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
-from kcoord.profiles import document
-from kcoord.profiles.parts import parts, roots, save_part
-from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.exchange import Imported, decode_profile, import_artifacts
+from kcoord.packs.index import PackInvalid, Use
+from kcoord.packs.pack import Pack
+from kcoord.packs.recipe import Recipe, today
+from kcoord.packs.recipe_files import parts, roots, save_part
+from kcoord.packs.writing import added, own_pack, write_pack
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.transfer.bundle import Bundle, Imported
-from kcoord.transfer.bundle_index import BundleInvalid
 
 
 @subcommand("import", *IN_STORE)
@@ -34,48 +34,53 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)
     check_is_store(store.root, or_new=settings.store_create)
-    with Bundle(file, trust) as bundle:
-        if bundle.doubt is not None:
-            echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
+    with Pack(file, store) as pack:
         with bar(f"verify {file.name}", quiet=as_json) as progress:
-            bundle.verify(progress)
-        profiles = {name: _decoded(file, name, text) for name, text in bundle.profiles()}
+            pack.verify(progress)
+        profiles = {name: _decoded(file, name, text) for name, text in pack.profiles()}
         if not dry_run:
             store.open()
         with bar(f"import {file.name}", quiet=as_json) as progress:
-            done = bundle.publish(store, progress, dry_run=dry_run)
-    if trust.required:
-        done.refused += len(profiles) - len(profiles := {n: p for n, p in profiles.items() if bundle.vouches_for(n)})
-    if not dry_run:
-        for name, (recipes, needs) in profiles.items():
-            _save(store, name, recipes, needs, vouched=bundle.vouches_for(name))
+            done = import_artifacts(pack, store, progress, dry_run=dry_run)
+        places = {use.digest: use.place for use in pack.index.uses}
+        for name, (recipes, digests) in profiles.items() if not dry_run else ():
+            _save_recipes(store, name, recipes, vouched=pack.vouched)
+            if pack.vouched:  # else the store's pack would be signed by the import
+                _save_uses(store, name, [Use(digest, places.get(digest, ""), today()) for digest in digests])
     _print(done, sorted(profiles), store, dry_run, as_json)
 
 
-def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[RequestedArtifact]]:
+def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[str]]:
     try:
-        return document.decode(text)
+        return decode_profile(text)
     except ValueError as error:
-        raise BundleInvalid(f"{file}: the profile {name}: {error}") from error
+        raise PackInvalid(f"{file}: the profile {name}: {error}") from error
 
 
-def _save(store: Store, name: str, recipes: list[Recipe], needs: list[RequestedArtifact], *, vouched: bool) -> None:
+def _save_recipes(store: Store, name: str, recipes: list[Recipe], *, vouched: bool) -> None:
     """Without `vouched`, a signature by one of our keys, nothing is signed by the import, and nothing signed is replaced."""
     directory = roots(store.root, store.root)[0] / name
-    if not vouched and store.trust.keys:
+    if not vouched:
         signed = {r.digest for r in parts(directory, Notices(), Trust("require", store.trust.keys))}
         recipes = [r for r in recipes if r.digest not in signed]
     if recipes:
-        save_part(directory, recipes, trust=store.trust if vouched else OFF)
-    if needs:
-        save_requested(requested_directory(store.root, name), needs)
+        save_part(
+            directory, [r.measured(r.seconds, r.order, today()) for r in recipes], trust=store.trust if vouched else OFF
+        )
+
+
+def _save_uses(store: Store, name: str, uses: list[Use]) -> None:
+    """Add `uses` to the profile's pack. Raises `KcoordError`."""
+    if uses:
+        earlier = own_pack(store, name)
+        write_pack(store, name, added(uses, earlier, since=0))
+        if earlier is not None:
+            earlier.close()
 
 
 def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"published": done.published, "kept": done.kept, "refused": done.refused, "profiles": profiles,
-                    "dry_run": dry_run})  # fmt: skip
+        print_json({"published": done.published, "kept": done.kept, "profiles": profiles, "dry_run": dry_run})
         return
     would = "would be published" if dry_run else "published"
-    refused = f"; {done.refused} are not signed, and are left out" if done.refused else ""
-    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}{refused}")
+    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}")

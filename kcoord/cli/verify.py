@@ -23,11 +23,11 @@ from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
-from kcoord.profiles.packs import all_packs
+from kcoord.packs.index import PackInvalid
+from kcoord.packs.pack import Pack
+from kcoord.packs.pack_files import all_packs
 from kcoord.report.tables import several
 from kcoord.settings import Settings
-from kcoord.transfer.bundle import Bundle
-from kcoord.transfer.bundle_index import BundleInvalid
 
 _MOST_SHOWN = 200
 _DIGITS = 64
@@ -65,7 +65,7 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
         trust = Trust.of(settings)
         where, checks = root, _in_store(Store(root), trust, digests, seen)
         if not digests:
-            checks = chain(checks, _packs(root, trust, seen))
+            checks = chain(checks, _packs(Store(root, trust), seen))
     missing = set(digests)
     with bar("verify", MofNCompleteColumn(), quiet=as_json) as progress:
         for number, (digest, place, check) in enumerate(checks, 1):
@@ -74,7 +74,7 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
                 check()
             except ArtifactDistrusted as error:
                 bad[place] = f"{error.fault}: {error.remedy}"
-            except (ArtifactInvalid, BundleInvalid, StoreError) as error:
+            except (ArtifactInvalid, PackInvalid, StoreError) as error:
                 bad[place] = str(error)  # a bad sector of a disk leaves the other artifacts
             progress(number, None)
     for digest in sorted(missing):
@@ -113,25 +113,21 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
             yield digest, str(store.home(digest)), functools.partial(check, digest)
 
 
-def _packs(root: Path, trust: Trust, seen: _Seen) -> Iterator[_Check]:
-    tells = Trust("warn" if trust.required else trust.policy, trust.keys)
-
+def _packs(store: Store, seen: _Seen) -> Iterator[_Check]:
     def check(path: Path, size: int) -> None:
         try:
-            bundle = Bundle(path, tells)
+            pack = Pack(path, store)
         except StoreError:
             if path.exists():
                 raise
             return  # a job has just replaced it
-        with bundle:
-            if bundle.doubt is not None:
-                raise bundle.doubt
-            bundle.verify()
+        with pack:
+            pack.verify()
         seen.packs += 1
         seen.size += size
 
-    with store_errors(root):
-        for path, found in all_packs(root):
+    with store_errors(store.root):
+        for path, found in all_packs(store.root):
             yield "", str(path), functools.partial(check, path, found.st_size)
 
 

@@ -25,7 +25,7 @@ from kcoord.cli.options import ALL, Parsed, Whole, agent_status, environ_with, j
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.choices import KIND
+from kcoord.packs.choices import KIND
 from kcoord.replay.profile_access import recorded
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.spans import plain_text

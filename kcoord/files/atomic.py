@@ -56,13 +56,10 @@ def replace_file(
     root: Path | None = None,
     *,
     durable: bool = False,
-    at: float | None = None,
-    create: bool = True,
 ) -> None:
     """Make `content` the file at `path`. It is written to `staging` first, a directory of the same file system.
 
-    Without `staging`, to a hidden file beside `path`. `durable`: the content and the name survive a crash. `at` is the file's
-    modification time, if not now. Without `create` a file that does not exist is not made. No directory is made:
+    Without `staging`, to a hidden file beside `path`. `durable`: the content and the name survive a crash. No directory is made:
     where a mount has vanished it would be made on the disk below. Both lie below `root` (`kcoord.files.beneath`). Raises OSError;
     nothing is left in `staging` then.
     """
@@ -72,13 +69,10 @@ def replace_file(
         beneath.check(fresh.parent, root)
     try:
         write_file(fresh, content, durable=durable)
-        if at is not None:
-            os.utime(fresh, (at, at))
-        if create or path.exists():
-            beneath.rename(fresh, path, root)
-            staged = False
-            if durable:
-                sync_directory(path.parent)
+        beneath.rename(fresh, path, root)
+        staged = False
+        if durable:
+            sync_directory(path.parent)
     finally:
         if staged:
             with contextlib.suppress(OSError):

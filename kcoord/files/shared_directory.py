@@ -1,4 +1,4 @@
-"""A directory to which many writers add files, and which is read whole: the parts of a profile, or the needs of its jobs.
+"""A directory to which many writers add files, and which is read whole: the parts of a profile.
 
 Nothing is locked. Each file is renamed into place, and a file that replaces others is there before they are removed. A listing is
 not atomic, though: it may miss the new file, which came behind its position, and the old ones, which were removed ahead of
@@ -50,11 +50,10 @@ def read_all(paths: Callable[[], list[Path]], read: Callable[[Path], bool]) -> l
     return None
 
 
-def save(directory: Path, name: str, content: bytes, earlier: Path | None = None, at: float | None = None) -> Path:
+def save(directory: Path, name: str, content: bytes, earlier: Path | None = None) -> Path:
     """Write `content` as the file `name`, atomically and durably; returns its path. Raises `StoreError`.
 
-    `earlier`, a file whose content this one includes, is removed afterwards, if it is in this directory. `at` is the new file's
-    modification time (Unix seconds), if not now.
+    `earlier`, a file whose content this one includes, is removed afterwards, if it is in this directory.
     """
     path = directory / name
     with store_errors(directory):
@@ -63,7 +62,7 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
         for place in (*reversed(directory.relative_to(root).parents[:-1]), directory.relative_to(root)):
             with suppress(FileExistsError):
                 beneath.mkdir(root / place, root)
-        replace_file(path, content, root=root, durable=True, at=at)
+        replace_file(path, content, root=root, durable=True)
         if earlier is not None and earlier.parent == directory and earlier != path:
             with suppress(FileNotFoundError):
                 beneath.unlink(earlier, root)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import math
 import platform
 import random
 import time
@@ -57,14 +56,6 @@ class Wait:
 
     holder: str
     ttl: float
-
-
-@dataclass(frozen=True)
-class Heard:
-    """The latest news of a key. `answer` None: it has changed. `number` grows with each news of any key."""
-
-    answer: Ready | Wait | None
-    number: int
 
 
 class Lease:
@@ -200,22 +191,6 @@ class LeaseService(abc.ABC):
     @abc.abstractmethod
     def watch(self, key: str) -> Watch:
         """A subscription to changes of `key`, active once it is entered."""
-
-    # News, for which nobody is asked. A service without them keeps these.
-
-    followers = 0
-    """Agents that hear the news, this one among them; 0: unknown."""
-
-    def heard(self, key: str) -> Heard | None:
-        """The latest news of `key`; None if there were none lately, or its lease has run out since."""
-        return None
-
-    def ready_keys(self, before: float = math.inf) -> list[str]:
-        """The keys that became READY lately for jobs of this agent's profile, by news with a number below `before`.
-
-        A hint, of bounded length.
-        """
-        return []
 
     @property
     def agreed(self) -> bool:

@@ -7,13 +7,12 @@ fetch that misses, whose `void` asks the service again, or a wait for as long as
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kcoord.latest import Latest
-from kcoord.leases.base import RECHECK, Failed, Heard, Ready, Wait, Won
+from kcoord.leases.base import RECHECK, Failed, Ready, Wait, Won
 
 _MOST = 20_000  # keys; the oldest facts are forgotten
 _SURELY_BEFORE_A_RECHECK = 0.85 * RECHECK  # seconds
@@ -23,15 +22,11 @@ _FOLLOWERS_A_SECOND = 80.0
 
 @dataclass(frozen=True)
 class _Fact:
-    """`answer` None: the key has changed, and nobody has asked since. `number`: of the latest news when it was true.
-
-    `ours`: a job of this agent's profile asked for the key.
-    """
+    """`answer` None: the key has changed, and nobody has asked since. `number`: of the latest news when it was true."""
 
     answer: Ready | Wait | None
     number: int
     heard: float
-    ours: bool
 
 
 class Facts:
@@ -71,43 +66,25 @@ class Facts:
         patience = max(_SURELY_BEFORE_A_RECHECK, min(self.followers / _FOLLOWERS_A_SECOND, self._ttl))
         return Wait(fact.answer.holder, left) if left > 0 and age < patience else None
 
-    def latest(self, key: str) -> Heard | None:
-        """News of the key, or an answer. None: there is none, or the lease has run out since."""
-        fact = self._facts.get(key)
-        if fact is None or (isinstance(fact.answer, Wait) and self._clock() > fact.heard + fact.answer.ttl):
-            return None
-        return Heard(fact.answer, fact.number)
-
-    def ready_keys(self, before: float = math.inf) -> list[str]:
-        """The keys that are READY by news before that number, and that a job of this agent's profile asked for."""
-        facts = self._facts.items()
-        return [key for key, fact in facts if fact.ours and fact.number < before and isinstance(fact.answer, Ready)]
-
-    def asked(self, key: str) -> None:
-        """A job of this agent's profile asks for the key, of which there is a fact."""
-        fact = self._facts[key]
-        if not fact.ours:
-            self._facts[key] = replace(fact, ours=True)
-
     def learn(self, key: str, answer: Won | Ready | Failed | Wait, asked: int) -> None:
         """The service's answer to a question that was asked at the number `asked`. News since then is newer."""
         before = self._facts.get(key)
         if self.live and asked >= self._live_from and (before is None or before.number <= asked):
-            self._put(key, answer if isinstance(answer, (Ready, Wait)) else None, asked, ours=True)
+            self._put(key, answer if isinstance(answer, (Ready, Wait)) else None, asked)
 
-    def hear(self, key: str, answer: Ready | Wait | None, *, ours: bool = False) -> None:
+    def hear(self, key: str, answer: Ready | Wait | None) -> None:
         """News. Wakes who watches the key, unless it says that it is being compiled."""
         self._number += 1
         if self.live:
-            self._put(key, answer, self._number, ours)
+            self._put(key, answer, self._number)
         if not isinstance(answer, Wait):
             for event in self._events.get(key, ()):
                 event.set()
 
-    def hear_old(self, key: str, answer: Ready, *, ours: bool = False) -> None:
+    def hear_old(self, key: str, answer: Ready) -> None:
         """News from before the time in which every change is heard."""
         if key not in self._facts:
-            self.hear(key, answer, ours=ours)
+            self.hear(key, answer)
 
     def begin(self) -> None:
         """From now on every change is heard."""
@@ -131,6 +108,5 @@ class Facts:
         if not events:
             self._events.pop(key, None)
 
-    def _put(self, key: str, answer: Ready | Wait | None, number: int, ours: bool) -> None:
-        before = self._facts.get(key)
-        self._facts[key] = _Fact(answer, number, self._clock(), ours or (before is not None and before.ours))
+    def _put(self, key: str, answer: Ready | Wait | None, number: int) -> None:
+        self._facts[key] = _Fact(answer, number, self._clock())

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
-from kcoord.leases.base import Failed, Heard, Lease, LeaseService, Ready, Wait, Watch, Won, ended, monotonic
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, monotonic
 from kcoord.telemetry.events import tell_bug
 
 _T = TypeVar("_T")
@@ -118,16 +118,6 @@ class Failover(LeaseService):
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
-
-    @property
-    def followers(self) -> int:  # type: ignore[override]
-        return self.serving.followers
-
-    def heard(self, key: str) -> Heard | None:
-        return self.serving.heard(key)
-
-    def ready_keys(self, before: float = math.inf) -> list[str]:
-        return self.serving.ready_keys(before)
 
     async def ping(self) -> None:
         await self._either(lambda s: s.ping())

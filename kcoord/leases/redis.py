@@ -19,7 +19,6 @@ never outlasts its limit by its holder's own clock. Fences do not grow over a cl
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, Heard, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
 from kcoord.leases.facts import Facts
 from kcoord.leases.redis_client import (
     BROKEN,
@@ -52,7 +51,7 @@ _LONGEST_WORD = 1 << 10
 
 
 class RedisLeases(LeaseService):
-    """Leases of one namespace in Redis; `tell` gets one line for people, once. `profile`: of the agent's jobs.
+    """Leases of one namespace in Redis; `tell` gets one line for people, once.
 
     Raises `SettingsError` if the URL has an option that there is not.
     """
@@ -67,7 +66,6 @@ class RedisLeases(LeaseService):
         ttl: float,
         limit: float,
         failure_ttl: float,
-        profile: str | None = None,
         tell: Callable[[str], object] = log.warning,
     ) -> None:
         super().__init__(limit)
@@ -78,7 +76,7 @@ class RedisLeases(LeaseService):
         self._owner, self._pipeline = owner, SlotPipeline(owner, broke=self._doubt, moved=lambda: self._news.doubt())
         self._facts = Facts(ttl)
         name = f"{self._prefix}:news:{VERSION}"
-        self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl, profile)
+        self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl)
         self._trial: asyncio.Task[None] | None = None
 
     def _key(self, key: str) -> str:
@@ -89,7 +87,6 @@ class RedisLeases(LeaseService):
         self._news.use()
         known = self._facts.known(lease.key, void)
         if known is not None and (lease.key, lease.token) not in self.held:
-            self._facts.asked(lease.key)
             return known
         limit_ms = int(self.limit * 1000)
         asked = lease.token, lease.holder, self._ttl_ms, limit_ms, void or ""
@@ -160,16 +157,6 @@ class RedisLeases(LeaseService):
 
     def watch(self, key: str) -> Watch:
         return self._news.watch(key)
-
-    @property
-    def followers(self) -> int:  # type: ignore[override]
-        return self._facts.followers
-
-    def heard(self, key: str) -> Heard | None:
-        return self._facts.latest(key)
-
-    def ready_keys(self, before: float = math.inf) -> list[str]:
-        return self._facts.ready_keys(before)
 
     async def server_version(self) -> str:
         """As INFO gives it, with the name if that is Valkey; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import math
 import random
 import re
@@ -41,7 +40,6 @@ _CAUGHT_UP = (
 _TELLERS = 2  # of all agents that ask for a key
 _TELLS_UNKNOWN = 1 / 16  # as long as nobody has told how many they are
 _LONGEST_KEY, _LONGEST_HOLDER = 300, 1 << 10
-_DIGITS = 8  # of a profile's name; two profiles that share them share packs, too
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
 _SILENCE = 15.0  # seconds that the reader waits at a time
 _RESTS = 60.0  # seconds; an agent that has asked for nothing for so long follows no more
@@ -60,8 +58,7 @@ class News:
     """Announces to the channel `name` what this agent has done, and tells `facts` what others have.
 
     ``ask(*command)`` sends a command, ``command(call)`` repeats such calls, or raises `LeaseUnavailable`; ``connect()`` is a
-    connection of its own for the channel. `ttl`: seconds that a lease lasts. `profile`: of this agent's jobs; its name in the
-    news ends with it.
+    connection of its own for the channel. `ttl`: seconds that a lease lasts.
     """
 
     def __init__(
@@ -72,11 +69,9 @@ class News:
         command: Command,
         connect: Callable[[], Awaitable[Any]],
         ttl: float,
-        profile: str | None = None,
     ) -> None:
         self._name, self._facts, self._ask, self._command, self._connect = name, facts, ask, command, connect
-        self._profile = hashlib.sha256(profile.encode()).hexdigest()[:_DIGITS] if profile is not None else ""
-        self._ttl, self._me = ttl, f"{uuid.uuid4().hex[:12]}:{self._profile}"
+        self._ttl, self._me = ttl, uuid.uuid4().hex[:12]
         self._outgoing: list[tuple[Any, ...]] = []
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -96,7 +91,7 @@ class News:
             self._announce("L", key, holder, self._ttl)
 
     def ready(self, key: str, manifest: str) -> None:
-        self._facts.hear(key, Ready(manifest), ours=True)
+        self._facts.hear(key, Ready(manifest))
         self._announce("R", key, manifest)
 
     def found(self, key: str, manifest: str) -> None:
@@ -273,10 +268,10 @@ class News:
             last = int(await self._command(lambda: self._ask("HGET", self._name, "last")) or 0)
             names = [str(number % RING) for number in range(last - _CAUGHT_UP + 1, last + 1)]
             facts = await self._command(lambda: self._ask("HMGET", self._name, *names))
-            latest = {key: (answer, who) for each in facts for who, key, answer in _decoded(each or b"")}
-            for key, (answer, who) in latest.items():
+            latest = {key: answer for each in facts for _, key, answer in _decoded(each or b"")}
+            for key, answer in latest.items():
                 if isinstance(answer, Ready):
-                    self._facts.hear_old(key, answer, ours=self._is_ours(who))
+                    self._facts.hear_old(key, answer)
         except (LeaseUnavailable, *NONSENSE):
             self._failed += 1
         else:
@@ -300,11 +295,7 @@ class News:
         self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
         for who, key, answer in _decoded(facts):
             if who != self._me:
-                self._facts.hear(key, answer, ours=self._is_ours(who))
-
-    def _is_ours(self, who: str) -> bool:
-        """True if the agent `who` has the profile of this one."""
-        return bool(self._profile) and who.partition(":")[2] == self._profile
+                self._facts.hear(key, answer)
 
 
 class _KeyWatch(Watch):

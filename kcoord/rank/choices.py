@@ -10,8 +10,8 @@ from kcoord.artifacts.local import Artifact
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.choices import choice_recipe
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.choices import choice_recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Measurements
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings

@@ -75,14 +75,14 @@ class AgentClient:
         *,
         wait: bool = True,
         recipe: str | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        while_waiting: Callable[[], None] | None = None,
         passing: bool = False,
         missed: int = 0,
     ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `longest_wait` seconds, or, without `wait`, get `BUSY`.
 
         Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
-        `meanwhile` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
+        `while_waiting` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
         `passing` and `missed` are those of `messages.Claim`.
         """
         try:
@@ -95,7 +95,7 @@ class AgentClient:
             try:
                 connection = self._links.borrow(fresh=attempt > 1)
                 try:
-                    answer = messages.parse_answer(self._links.exchange(connection, frame, deadline, meanwhile))
+                    answer = messages.parse_answer(self._links.exchange(connection, frame, deadline, while_waiting))
                     if isinstance(answer, messages.Lead):
                         return Lead(answer, connection)
                     if not isinstance(answer, (Ready, Failed, Alone, Busy)):

@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 
 from kcoord.keys.environment import Environment
-from kcoord.profiles.automatic import of_this_process
+from kcoord.packs.automatic import of_this_process
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 from kcoord.settings import FIELDS, Settings, unknown_variables, variable

@@ -112,27 +112,27 @@ class ConnectionPool:
         return reply
 
     def exchange(
-        self, connection: OwnSocket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
+        self, connection: OwnSocket, frame: bytes, deadline: float, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, Any]:
         """Send `frame`, and wait for its answer until `deadline`, as long as the agent's heartbeats arrive.
 
-        ``meanwhile()`` is called once, if there is a wait, which a heartbeat may be the first to tell. The connection stays the
-        caller's, also after an error. Raises OSError, and `ProtocolError` if the agent refuses or its reply is malformed.
+        ``while_waiting()`` is called once, if there is a wait, which a heartbeat may be the first to tell. The connection stays
+        the caller's, also after an error. Raises OSError, and `ProtocolError` if the agent refuses or its reply is malformed.
         """
         connection.check()
         frames.send_frame(connection, frame)
-        if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
-            meanwhile()
-            meanwhile = None
+        if while_waiting is not None and not _answers_within(connection, _AT_ONCE):
+            while_waiting()
+            while_waiting = None
         while True:
             if time.monotonic() > deadline:
                 raise TimeoutError("the agent took too long")
             reply = self._receive(connection)
             if reply.get("op") != "waiting":
                 return reply
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
+            if while_waiting is not None:
+                while_waiting()
+                while_waiting = None
 
     def close(self) -> None:
         """Close the idle connections."""

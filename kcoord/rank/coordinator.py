@@ -1,6 +1,6 @@
 """A rank's way of a request: memory → local tier → agent → compile → publish.
 
-`Coordinator.request` serves backends (`kcoord.backends.base.Backend.begin`); `get_or_compile` is the generic API on top of
+`Coordinator.request` serves backends (`kcoord.backends.Backend.begin`); `get_or_compile` is the generic API on top of
 it. No fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody coordinates.
 """
 
@@ -21,7 +21,7 @@ from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank import client as agent
 from kcoord.rank.choices import Choices
 from kcoord.rank.client import BUSY as BUSY
@@ -50,8 +50,8 @@ class Request(NamedTuple):
 
     `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
     another GPU than `target` are neither loaded nor published. `aside`: the artifact is no kernel of the job. On a miss
-    ``recipe()`` is the digest of the key's recipe, or None. ``meanwhile()`` is called once if there is a wait; it must return at
-    once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted as loaded.
+    ``recipe()`` is the digest of the key's recipe, or None. ``while_waiting()`` is called once if there is a wait; it must return
+    at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted as loaded.
     """
 
     key: CacheKey
@@ -61,7 +61,7 @@ class Request(NamedTuple):
     explain: Callable[[], Mapping[str, Any]] | None = None
     aside: bool = False
     recipe: Callable[[], str | None] = lambda: None
-    meanwhile: Callable[[], None] | None = None
+    while_waiting: Callable[[], None] | None = None
     loads: bool = True
 
 
@@ -147,7 +147,7 @@ class Coordinator:
             begun = time.perf_counter()
             self.pool.missed(asked.target)
             answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile, passing=self.throws_away(home),
+                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home),
                 missed=missed,
             )  # fmt: skip
             if answer is BUSY and not wait:

@@ -23,7 +23,7 @@ from kcoord.cgroups import cores
 from kcoord.errors import KcoordError
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 
 from kcoord.errors import StoreError
-from kcoord.profiles.parts import roots, save_part
-from kcoord.profiles.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe, add
+from kcoord.packs.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe, add
+from kcoord.packs.recipe_files import roots, save_part
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcoord.errors import AgentUnavailable, StoreError
-from kcoord.profiles.automatic import is_automatic
+from kcoord.packs.automatic import is_automatic
 from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import FIELDS, NO_PROFILE, Settings, variable

@@ -20,7 +20,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.errors import StoreError
 from kcoord.files.daemon import Deferred
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.identity import Identity
 from kcoord.rank.client import AgentClient
 from kcoord.rank.compilation import Compilation

@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from kcoord.errors import StoreError
-from kcoord.profiles.parts import load_profile
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile
 from kcoord.protocol.messages import Profile, ProfileState
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kcoord.backends.fail_open import coordinator_in_use, notices
-from kcoord.backends.registry import install, replayer
+from kcoord.backends.registry import compiler_of, install, replayer
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.choices import KIND, choice_in
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.choices import KIND, choice_in
+from kcoord.packs.recipe import Recipe
 
 
 def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[Recipe]:
@@ -24,15 +24,15 @@ def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[R
         if recipe.backend == KIND:
             found.setdefault(recipe.digest, recipe)
             continue
-        backend = replayer(recipe.backend)
-        if backend is None:
+        compiler = compiler_of(recipe.backend)
+        if compiler is None:
             notices.tell(f"{name_of(recipe)}: this kcoord has no backend {recipe.backend!r}; its recipes are skipped")
             continue
-        if backend.modules:
+        if compiler.modules:
             hooked = install() if hooked is None else hooked
-            if backend.name not in hooked:
+            if compiler.name not in hooked:
                 continue  # each rank would compile it for itself
-        moves = bool(targets) and backend.is_portable(recipe)
+        moves = bool(targets) and compiler.portable
         for each in [replace(recipe, target=target) for target in targets] if moves else [recipe]:
             found.setdefault(each.digest, each)
     return list(found.values())
@@ -44,12 +44,10 @@ def replayed(recipe: Recipe, *, moved: bool = False, waits: bool = False) -> tup
     def run() -> str:
         if recipe.backend == KIND:
             return _offered(recipe)
-        backend = replayer(recipe.backend)
-        if backend is None:
-            raise ValueError(f"no backend {recipe.backend!r}")
-        if moved and not backend.is_portable(recipe):
+        compiler = compiler_of(recipe.backend)
+        if moved and compiler is not None and not compiler.portable:
             raise ValueError("recorded on another GPU, for which alone it holds")
-        return backend.replay(recipe, GPUTarget.parse(recipe.target) if recipe.target else None, waits)
+        return replayer(recipe.backend).replay(recipe, GPUTarget.parse(recipe.target) if recipe.target else None, waits)
 
     return settled(run)
 

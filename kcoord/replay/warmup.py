@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import notices
-from kcoord.backends.python.recipes import recipe_of, replay_call
+from kcoord.backends.python.compile_once import recipe_of, replay_call
 from kcoord.cgroups import cores
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.choices import KIND
-from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
+from kcoord.packs.choices import KIND
+from kcoord.packs.recipe import MOST_AT_ONCE, Recipe
 from kcoord.protocol.messages import Announce, Granted, Next, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect

@@ -9,7 +9,7 @@ import psutil
 
 from kcoord.backends.fail_open import notices
 from kcoord.cgroups import IdleCores, free_memory
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Take, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect

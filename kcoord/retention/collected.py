@@ -48,7 +48,7 @@ class Collected:
             self.artifacts += not entry.is_pack
             self.size += entry.size
             self.inodes += entry.inodes
-            self.pinned += entry.name in pinned
+            self.pinned += not entry.is_pack and entry.name in pinned
 
     def count(self, kind: str, number: int) -> None:
         if number:

@@ -40,11 +40,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artifact, or a pack. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` by the file
-    system's clock.
+    """One artifact, or a pack. `size` in bytes, in whole blocks; `inodes` with its directory; `used` by the file system's
+    clock, `made` by that or, if manifests were read, by the clock of the host that compiled it.
 
     `name` is the digest of its key in the store, a path in the local tier. `toolchain` is empty if nobody looked, or can tell.
-    `is_pack`: it is the pack of a profile, and `name` its path below ``v2``.
+    `touched` is its modification time. `is_pack`: it is the pack of a profile, and `name` its path below ``v2``.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Entry:
     used: float
     toolchain: str = ""
     is_pack: bool = False
+    touched: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Plan:
 def choose(entries: Collection[Entry], limits: Limits, now: float, pinned: Collection[str] = ()) -> Plan:
     """Choose from `entries` by `limits`; `pinned` are names. `now` is the time of the file system that `entries` lie on."""
     gone = _toolchains_gone(entries, limits.toolchain_gone, now)
-    removable = [e for e in entries if e.name not in pinned and now - e.made >= limits.least_age]
+    removable = [e for e in entries if e.name not in pinned and now - max(e.made, e.touched) >= limits.least_age]
     doomed: list[Doomed] = []
     rest: list[Entry] = []
     for entry in removable:

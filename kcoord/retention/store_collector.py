@@ -13,25 +13,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
-from kcoord.profiles.compaction import compact, compact_requested
-from kcoord.profiles.packs import all_packs
+from kcoord.packs.pack_files import all_packs
 from kcoord.retention.collected import Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
+from kcoord.retention.pins import uses_by_packs
 from kcoord.retention.tidying import Tidying, tidy_store
-from kcoord.retention.uses import PREFIX, load_uses, prefix_of
 from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
@@ -41,7 +40,9 @@ _TOOLCHAIN = ("torch", "compilers")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
-"""The digests that must stay, looked up anew at each call. Raises `StoreError`: then nothing is removed."""
+"""The digests, and directories of packs below ``v2``, that must stay, looked up anew at each call. Raises `StoreError`: then
+nothing is removed.
+"""
 
 
 def collect(
@@ -50,11 +51,13 @@ def collect(
     *,
     pinned: Pinned = frozenset,
     tidying: Tidying | None = None,
+    trust: Trust = OFF,
     dry_run: bool = False,
     most: int | None = None,
 ) -> Collected:
     """One pass over `store`, which removes at most `most` artifacts. Raises `StoreError`.
 
+    Packs that `trust` refuses keep no artifacts.
     `dry_run`: only look, and write nothing. Then the time is this host's: a file system tells its own only to those who write.
     Blocks for as long as the file system does, and rests a little now and then. Not guaranteed: that space is free at once: what
     was removed takes space until its grace period is over and the next pass deletes it.
@@ -67,7 +70,7 @@ def collect(
         if not dry_run:
             tidy_store(store, tidying, now, found)
         if limits.any or dry_run:
-            _collect(store, limits, pinned, now, found, dry_run, most)
+            _collect(store, limits, pinned, trust, now, found, dry_run, most)
             if not dry_run:
                 _note(store, found)
     return found
@@ -90,13 +93,21 @@ def _note(store: Path, found: Collected) -> None:
 
 
 def _collect(
-    store: Path, limits: Limits, pinned: Pinned, now: float, found: Collected, dry_run: bool, most: int | None
+    store: Path,
+    limits: Limits,
+    pinned: Pinned,
+    trust: Trust,
+    now: float,
+    found: Collected,
+    dry_run: bool,
+    most: int | None,
 ) -> None:
     # before the look at the artifacts: one that is used or pinned meanwhile is seen below, or too young
-    keep, uses = pinned(), load_uses(store)
-    entries = list(entries_of(store, uses, toolchains=limits.toolchain_gone is not None))
+    keep, uses = pinned(), uses_by_packs(store, trust)
+    reads = limits.toolchain_gone is not None or limits.older_than is not None
+    entries = list(entries_of(store, uses, manifests=reads))
     found.add_found(entries, keep)
-    plan = choose(entries, limits, now, keep)
+    plan = choose(entries, limits, now, {entry.name for entry in entries if _is_kept(entry, keep)})
     found.over = plan.over
     if dry_run:
         found.removed = plan.doomed[:most]
@@ -106,24 +117,31 @@ def _collect(
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:
             keep = pinned()
-        if doomed.entry.name not in keep:
+        if not _is_kept(doomed.entry, keep):
             in_trash = _take(objects, doomed.entry, trash)
             if in_trash is not None:
                 taken.append((doomed, in_trash))
             elif _is_there(objects, doomed.entry):
                 found.refused += 1
         _rest(number)
-    # a profile may have been pinned meanwhile, and its user was told that it is kept
-    keep = pinned() if taken else keep
-    for doomed, in_trash in taken:
-        if doomed.entry.name not in keep or not trash.put_back(in_trash, _path(objects, doomed.entry)):
-            found.removed.append(doomed)
-            if doomed.entry.is_pack:
-                with suppress(OSError):  # another pack is there
-                    beneath.rmdir(_path(objects, doomed.entry).parent, store)
+    # a profile may have been pinned meanwhile, and its user was told that it is kept; its pack, first, tells what that is
+    for packs in (True, False) if taken else ():
+        keep = pinned()
+        for doomed, in_trash in taken:
+            if doomed.entry.is_pack != packs:
+                continue
+            if not _is_kept(doomed.entry, keep) or not trash.put_back(in_trash, _path(objects, doomed.entry)):
+                found.removed.append(doomed)
+                if packs:
+                    with suppress(OSError):  # another pack is there
+                        beneath.rmdir(_path(objects, doomed.entry).parent, store)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"
+
+
+def _is_kept(entry: Entry, keep: Collection[str]) -> bool:
+    return (entry.name.rpartition("/")[0] if entry.is_pack else entry.name) in keep
 
 
 def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
@@ -132,7 +150,7 @@ def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
 
 def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        return _path(objects, entry).lstat().st_mtime == entry.made  # else it was replaced a moment ago
+        return _path(objects, entry).lstat().st_mtime == entry.touched  # else it was used or replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
 
@@ -143,53 +161,39 @@ def _path(objects: Path, entry: Entry) -> Path:
     return objects / entry.name[:2] / entry.name
 
 
-def compact_profiles(
-    store: Path, trust: Callable[[], Trust], failed: Callable[[str, KcoordError], None], most: int | None = None
-) -> dict[str, int]:
-    """Merge at most `most` old parts of profiles, and as many old lists of needs; returns how many files went of each.
+def entries_of(store: Path, uses: Mapping[str, float], *, manifests: bool = False) -> Iterator[Entry]:
+    """The artifacts and the packs of `store`, one by one. `uses`: the times by which packs keep artifacts, by digest.
 
-    ``failed(files, error)`` is called for a merge that raises; `trust`, which may raise too, is asked for parts only.
+    Without `manifests` no toolchain is known, nor when an artifact was made: it counts from its last use. Raises OSError.
     """
-    merges: dict[str, Callable[[], int]] = {
-        "parts of profiles": lambda: compact(store, trust(), most),
-        "lists of needs": lambda: compact_requested(store, most),
-    }
-    gone = {}
-    for files, merge in merges.items():
-        try:
-            gone[files] = merge()
-        except KcoordError as error:
-            failed(files, error)
-    return gone
-
-
-def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = False) -> Iterator[Entry]:
-    """The artifacts and the packs of `store`, one by one; with `toolchains` manifests are read. Raises OSError."""
     opened = Store(store)
     for number, (path, status) in enumerate(opened.objects()):
         _rest(number)
-        used = max(status.st_mtime, uses.get(bytes.fromhex(path.name[: 2 * PREFIX]), 0.0))
-        toolchain = _toolchain(opened, path.name) if toolchains else ""
-        yield Entry(path.name, blocks(status.st_size), 1, status.st_mtime, used, toolchain)
+        touched = status.st_mtime
+        made, toolchain = _origin(opened, path.name, touched) if manifests else (touched, "")
+        used = max(touched, uses.get(path.name, 0.0))
+        yield Entry(path.name, blocks(status.st_size), 1, made, used, toolchain, touched=touched)
     for path, status in all_packs(store):
-        used = max(status.st_mtime, uses.get(prefix_of(path.stem), 0.0))
-        name = path.relative_to(store / LAYOUT).as_posix()
-        yield Entry(name, blocks(status.st_size), 1, status.st_mtime, used, is_pack=True)
+        name, touched = path.relative_to(store / LAYOUT).as_posix(), status.st_mtime
+        yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True, touched=touched)
 
 
-def _toolchain(store: Store, digest: str) -> str:
-    """The compiler's version by the artifact's key, such as ``triton 3.6.0``; empty if the key has none, or cannot be read."""
+def _origin(store: Store, digest: str, touched: float) -> tuple[float, str]:
+    """The time at which the artifact was compiled, and its compiler's version by its key, such as ``triton 3.6.0``.
+
+    `touched`, and empty, if its manifest cannot be read; a version may be empty all the same.
+    """
     try:
         manifest = store.readable_manifest(digest)
         key = None if manifest is None else manifest.explained
     except (ArtifactInvalid, StoreError):
-        return ""
-    if key is None:
-        return ""
+        return touched, ""
+    if manifest is None or key is None:
+        return touched, ""
     names = (*_TOOLCHAIN, key.backend.partition("-")[0])
     factors = (f for f in (*key.factors, *key.details) if f.text)
     versions = {f.name: f.text for f in factors if f.name in names or _VERSION.fullmatch(f.text)}
-    return " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
+    return manifest.origin.created, " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
 
 
 def _rest(number: int) -> None:

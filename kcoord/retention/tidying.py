@@ -16,9 +16,9 @@ from kcoord.files import beneath
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
-from kcoord.profiles.packs import all_packs, signer_of
+from kcoord.packs.pack_files import all_packs, number_of, signer_of
+from kcoord.packs.recipe_files import MOST_PARTS, PARTS, newest_parts, profiles_in
 from kcoord.retention.collected import Collected
-from kcoord.retention.uses import merge_uses
 
 _DAY = 86400.0  # seconds
 _LEASE_FILES = {".outcome": _DAY, ".lease": 7 * _DAY, ".part": _DAY}
@@ -43,8 +43,8 @@ def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> N
     _tidy_quarantine(layout, store, tidying, now, found)
     found.count("traces", _tidy_traces(layout / "traces", store, tidying.traces_for, now))
     found.count("packs that were replaced", _tidy_packs(store, now))
+    found.count("old parts of profiles", tidy_parts(store))
     found.count("outcomes of leases", _tidy_leases(layout / "leases", store, now))
-    found.count("notes of use, merged", merge_uses(store, now))
 
 
 def tidy_tier(tier: Path, tidying: Tidying, found: Collected) -> None:
@@ -94,8 +94,24 @@ def _tidy_packs(store: Path, now: float) -> int:
     trash, removed = Trash(store / LAYOUT / "trash", store), 0
     series = itertools.groupby(sorted(all_packs(store), key=_series_of), key=_series_of)
     for _, group in series:
-        _, *older = sorted(group, key=lambda pack: (pack[1].st_mtime, pack[0].name), reverse=True)
+        _, *older = sorted(group, key=lambda pack: (number_of(pack[0]), pack[0].name), reverse=True)
         removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
+    return removed
+
+
+def tidy_parts(store: Path) -> int:
+    """Take away the parts of profiles that nobody reads, after a day: the newest ones hold what is used of them.
+
+    Raises OSError, `StoreError`.
+    """
+    trash, removed, profiles = Trash(store / LAYOUT / "trash", store), 0, store / LAYOUT / "profiles"
+    for directory in [profiles / name for name in profiles_in(profiles)]:
+        sweep(directory, store)  # left by a killed writer
+        paths = PARTS.paths(directory)
+        for path in set(paths).difference(newest_parts(directory)) if len(paths) > MOST_PARTS else ():
+            now = beneath.touched(directory, store)
+            with suppress(FileNotFoundError):  # its writer has just replaced it
+                removed += now - path.lstat().st_mtime > _DAY and trash.take(path) is not None
     return removed
 
 

@@ -59,7 +59,7 @@ def _warm_up() -> None:
 
 
 def _replay() -> None:
-    from kcoord.profiles.automatic import is_automatic
+    from kcoord.packs.automatic import is_automatic
     from kcoord.rank.connect import connect
     from kcoord.rank.pool_start import has_cores_to_spare
     from kcoord.replay.warmup import replay

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 from types import FrameType
 
-from kcoord.profiles.automatic import of_command
+from kcoord.packs.automatic import of_command
 from kcoord.ranks import ranks_of
 from kcoord.settings import Settings, variable
 from kcoord_launch.console import say

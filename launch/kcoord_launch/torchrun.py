@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import kcoord
 from kcoord.errors import SettingsError
-from kcoord.profiles.automatic import of_module, of_script
+from kcoord.packs.automatic import of_module, of_script
 from kcoord.settings import unknown_variables, variable
 from kcoord_launch.arguments import FLAGS, add_flags, early_arguments
 from kcoord_launch.checks import checked_settings

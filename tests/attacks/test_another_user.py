@@ -21,7 +21,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
 from kcoord.artifacts.store import Store
-from kcoord.backends.registry import _BUILT_IN
+from kcoord.backends.registry import compilers
 from kcoord.errors import StoreError
 from kcoord.files.private import check_tier, make_private
 from kcoord.keys.cache_key import CacheKey
@@ -114,7 +114,7 @@ def evil_cache(sandbox: Sandbox) -> Path:
     return asked.parent
 
 
-BACKENDS = [*_BUILT_IN]
+BACKENDS = [each.name for each in compilers() if each.modules]
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler: apt install gcc")
 
 

@@ -13,9 +13,9 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
-from kcoord.profiles.parts import load_profile, save_part
+from kcoord.packs.prefetch import prefetch
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.settings import Settings
-from kcoord.transfer.prefetch import prefetch
 from tests.support.command import KCOORD
 from tests.support.profiles import recipe
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually

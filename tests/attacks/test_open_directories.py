@@ -16,7 +16,7 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.errors import ArtifactInvalid, KcoordError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import load_profile, save_part
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from tests.support.agents import stage

@@ -19,8 +19,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
+from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
@@ -30,32 +30,26 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.leases.base import Lease
 from kcoord.leases.files import FileLeases
-from kcoord.profiles import document
-from kcoord.profiles.parts import PARTS, parts, save_part
-from kcoord.profiles.requested import (
-    REQUESTED,
-    RequestedArtifact,
-    all_requested,
-    load_requested,
-    requested_directory,
-    save_requested,
-)
+from kcoord.packs.exchange import decode_profile, export, import_artifacts
+from kcoord.packs.index import Use
+from kcoord.packs.pack import Pack
+from kcoord.packs.pack_files import packs_of
+from kcoord.packs.prefetch import prefetch
+from kcoord.packs.recipe_files import PARTS, parts, save_part
+from kcoord.packs.writing import write_pack
 from kcoord.retention.limits import Limits
-from kcoord.retention.pins import load_pins, pin
+from kcoord.retention.pins import kept_by_pins, pin, uses_by_packs
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.transfer.bundle import Bundle, export
-from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import until
 from tests.support.artifacts import ORIGIN, publish
 from tests.support.command import KCOORD, kcoord
-from tests.support.objects import parts_of
+from tests.support.packs import listed_in, uses
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, finish
-from tests.support.signing import OURS, B, opened, trust
+from tests.support.signing import OURS, opened, trust
 from tests.support.triton_ranks import hooked
 
 # A wrong artifact, and a wrong word.
@@ -123,7 +117,7 @@ def job(sandbox: Sandbox) -> dict[str, str]:
     settings = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_SIGNING_KEY": OURS}
     for text in "AB":
         module(sandbox, text, "first", **settings)
-    until(lambda: len(load_requested(requested_directory(store, "job"))) == 2)
+    until(lambda: packs_of(store, "job") and len(listed_in(opened(store, OURS), packs_of(store, "job")[0])) == 2)
     until(lambda: len(list(opened(store, OURS).digests())) == 2)
     return settings
 
@@ -133,14 +127,14 @@ def key_of_module(path: str) -> str:
 
 
 @needs_c
-def test_a_forged_list_of_needs_puts_no_signed_artifact_at_anothers_place(
-    sandbox: Sandbox, job: dict[str, str]
+@pytest.mark.parametrize("keys", [(), (OURS,)], ids=["not signed", "by one of us"])
+def test_a_forged_pack_puts_no_signed_artifact_at_anothers_place(
+    sandbox: Sandbox, job: dict[str, str], keys: tuple[str, ...]
 ) -> None:
     a, b = (module(sandbox, text, "first", **job) for text in "AB")
-    directory = requested_directory(Path(job["KCOORD_STORE"]), "job")
-    shutil.rmtree(directory)
-    digest = key_of_module(a["path"])
-    save_requested(directory, [RequestedArtifact(digest, f"triton/{b['stock']}")])
+    store = opened(Path(job["KCOORD_STORE"]), *keys)
+    shutil.rmtree(store.root / "v2" / "packs")
+    write_pack(store, "job", [Use(key_of_module(a["path"]), f"triton/{b['stock']}")])
     fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
     assert "0 artifacts" in fetched.stderr
     assert not list((sandbox.root / "second" / "triton").glob("*/one*"))
@@ -148,7 +142,7 @@ def test_a_forged_list_of_needs_puts_no_signed_artifact_at_anothers_place(
 
 
 @needs_c
-def test_an_honest_list_of_needs_brings_modules_that_are_loaded(sandbox: Sandbox, job: dict[str, str]) -> None:
+def test_an_honest_pack_brings_modules_that_are_loaded(sandbox: Sandbox, job: dict[str, str]) -> None:
     """Else the test above would show nothing."""
     fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
     assert "2 artifacts" in fetched.stderr, fetched.stderr
@@ -322,8 +316,7 @@ def test_a_prefetch_obeys_no_size_of_an_artifact_that_is_not_trusted(root: Path,
     store = opened(root, OURS)
     forgery = forged(store, 1, size=8 << 30)
     good = publish(store, "good")
-    needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in (forgery, good)]
-    save_requested(requested_directory(root, "job"), needs)
+    write_pack(store, "job", uses([forgery, good]))
     flags = {"store": str(root), "local_dir": str(sandbox.local), "profile": "job", "signing_key": OURS}
     found = prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
     assert (found.fetched, found.missing, found.why) == (1, 1, "")
@@ -389,14 +382,6 @@ def tree(values: int) -> bytes:
     return b"\xdd" + rows.to_bytes(4, "big") + (b"\xdc\x03\xe8" + 1000 * b"\x90") * rows
 
 
-def test_a_list_of_needs_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
-    directory, content = requested_directory(root, "job"), with_check(REQUESTED.head, tree(4 << 20))
-    save_requested(directory, [RequestedArtifact("a" * 64, local.place_of("a" * 64))])
-    (directory / f"{'f' * 64}.needs").write_bytes(content)
-    with little_memory(4 * len(content)):
-        assert [each.digest for each in load_requested(directory)] == ["a" * 64]
-
-
 def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
     directory, content = root / "v2" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
     save_part(directory, [recipe("kernel", 1.0)])
@@ -410,7 +395,7 @@ def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_by
 def test_a_profile_of_a_bundle_takes_no_more_memory_than_its_bytes() -> None:
     for content in (b"\x92\xc4\x00" + tree(4 << 20), b"\x92" + tree(4 << 20) + b"\x90"):
         with little_memory(2 * len(content)), pytest.raises(ValueError, match="values"):
-            document.decode(content)
+            decode_profile(content)
 
 
 def test_a_manifest_takes_no_more_memory_than_its_bytes() -> None:
@@ -419,22 +404,15 @@ def test_a_manifest_takes_no_more_memory_than_its_bytes() -> None:
         Manifest.decode(content)
 
 
-def test_lists_that_nobody_signs_are_bounded_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_that_nobody_signs_are_bounded_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is within its own bound."""
-    monkeypatch.setattr("kcoord.profiles.requested._MOST_KNOWN", 10)
-    monkeypatch.setattr("kcoord.retention.uses._MOST_MERGED", 10)
-    monkeypatch.setattr("kcoord.retention.pins._MOST_HELD", 10)
-    directory = requested_directory(root, "p")
+    monkeypatch.setattr("kcoord.retention.pins._MOST_KEPT", 10)
     for n in range(5):
-        digests = [f"{n:02x}{m:062x}" for m in range(4)]
-        save_requested(directory, [RequestedArtifact(digest, local.place_of(digest)) for digest in digests])
-        note_uses(root, [prefix_of(f"{n:02x}{m:02x}" + "0" * 12) for m in range(4)])
-        pin(root, f"p{n}", digests)
-    assert len(load_requested(directory)) == 8
-    assert len(load_uses(root)) == 10
-    for complete in (lambda: all_requested(directory), lambda: load_pins(root)):
-        with pytest.raises(StoreError, match="more than 10 artifacts"):
-            complete()
+        write_pack(opened(root), f"p{n}", uses(f"{n:02x}{m:062x}" for m in range(4)))
+        pin(root, f"p{n}")
+    assert len(uses_by_packs(root, OFF)) == 10
+    with pytest.raises(StoreError, match="more than 10 artifacts"):
+        kept_by_pins(root, OFF)
 
 
 # Laundering.
@@ -451,34 +429,12 @@ def test_an_export_with_a_key_vouches_for_what_is_signed_alone(
     root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
 ) -> None:
     ours, theirs = mixed
-    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb")
+    done = export(opened(root, OURS, policy=policy), uses(mixed), {}, tmp_path / "b.kcb")
     assert (done.artifacts, set(done.left_out)) == (1, {theirs})
     there = opened(tmp_path / "there", OURS)
-    with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
-        bundle.publish(there)
+    with Pack(tmp_path / "b.kcb", there) as bundle:
+        import_artifacts(bundle, there)
     assert list(there.digests()) == [ours]
-
-
-@pytest.mark.parametrize("policy", ["warn", "off", "require"])
-def test_what_is_exported_unsigned_is_marked_and_never_signed(
-    root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
-) -> None:
-    _, theirs = mixed
-    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb", unsigned=True)
-    assert (done.artifacts, done.marked, done.left_out) == (2, 1, {})
-    for importing in ("require", "warn", "off"):
-        there = opened(tmp_path / importing, f"new:{B}", OURS, policy=importing)
-        with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
-            bundle.verify()
-            made = bundle.publish(there)
-        assert (made.published, made.refused) == ((1, 1) if importing == "require" else (2, 0))
-        signed = {m.key.digest for m in there.manifests() if there.trust.verifies("manifest", file_of(there, m))}
-        assert signed == {mixed[0]}
-        assert there.home(theirs).exists() == (importing != "require")
-
-
-def file_of(store: Store, manifest: Manifest) -> bytes:
-    return parts_of(store.home(manifest.key.digest))[0]
 
 
 @pytest.mark.parametrize("policy", ["warn", "off"])
@@ -490,12 +446,12 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
     save_part(profile, [recipe(1)], trust=trust(OURS))
     save_part(profile, [recipe(66)])
     key, bundle = {"KCOORD_SIGNING_KEY": OURS}, str(sandbox.root / "b.kcb")
-    for flags, expected in (((), [recipe(1)]), (("--unsigned",), [])):
-        kcoord(sandbox, "export", *flags, "p", bundle, KCOORD_STORE=str(root), KCOORD_TRUST=policy, **key)
-        there = sandbox.root / f"there{len(flags)}"
-        for importing in ("require", policy):
-            kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
-        assert list(parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))) == expected
+    kcoord(sandbox, "export", "p", bundle, KCOORD_STORE=str(root), KCOORD_TRUST=policy, **key)
+    there = sandbox.root / "there"
+    for importing in ("require", policy):
+        kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
+    found = parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))
+    assert [r.digest for r in found] == [recipe(1).digest]
 
 
 # Links in the place of directories.
@@ -528,15 +484,14 @@ def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: P
     assert list(outside.rglob("*")) == [outside / "staging"]
 
 
-@pytest.mark.parametrize("name", ["v2/profiles/job", "v2/profiles", "v2/needs/job"])
-def test_no_part_of_a_profile_is_written_through_a_link(root: Path, outside: Path, name: str) -> None:
-    opened(root, OURS)
+@pytest.mark.parametrize("name", ["v2/profiles/job", "v2/profiles", "v2/packs/job", "v2/packs"])
+def test_no_part_of_a_profile_and_no_pack_is_written_through_a_link(root: Path, outside: Path, name: str) -> None:
+    store = opened(root, OURS)
     lead(root / name, outside)
-    needed = RequestedArtifact("a" * 64, local.place_of("a" * 64))
     part = functools.partial(save_part, root / "v2" / "profiles" / "job", [recipe("kernel", 1.0)])
-    needs = functools.partial(save_requested, requested_directory(root, "job"), [needed])
+    pack = functools.partial(write_pack, store, "job", uses(["a" * 64]))
     with pytest.raises(StoreError):
-        (needs if "needs" in name else part)()
+        (pack if "packs" in name else part)()
     assert list(outside.rglob("*")) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 
 from kcoord.cli.console import Console
-from kcoord.profiles.parts import save_part
+from kcoord.packs.recipe_files import save_part
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.progress import Look, line_of
 from kcoord_launch.console import say

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from tests.chaos.schedule import Kernel
 
 _SLICE = 0.005  # seconds

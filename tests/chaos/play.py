@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kcoord.profiles.parts import roots, save_part
+from kcoord.packs.recipe_files import roots, save_part
 from tests.chaos import judge
 from tests.chaos.compiler import recipe_of
 from tests.chaos.judge import Verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.artifacts.signing import MANIFEST, PROFILE
+from kcoord.artifacts.signing import MANIFEST, OFF, PROFILE
 from kcoord.artifacts.store import Store
 from kcoord.backends.triton import choice
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.profiles.parts import parts, save_part
-from kcoord.profiles.requested import RequestedArtifact, all_requested, load_requested, requested_name, save_requested
+from kcoord.packs.exchange import export
+from kcoord.packs.index import Index, Packed, PackInvalid, Use
+from kcoord.packs.pack import Pack
+from kcoord.packs.pack_files import packs_of
+from kcoord.packs.recipe_files import parts, save_part
+from kcoord.packs.writing import write_pack
 from kcoord.retention.holdings import note_holdings, read_holdings
-from kcoord.retention.pins import load_pins, pin
-from kcoord.retention.uses import load_uses, note_uses
+from kcoord.retention.pins import kept_by_pins, pin
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, manifest_of
-from kcoord.transfer.bundle import Bundle, export
-from kcoord.transfer.bundle_index import BundleInvalid
 from tests.support.fuzzing import changed, fuzz, mutants
 from tests.support.objects import parts_of, put_together
+from tests.support.packs import uses
 from tests.support.profiles import recipe
 from tests.support.signing import OURS, opened, trust
 
@@ -91,23 +94,14 @@ def test_a_signed_part_of_a_profile_that_was_altered_is_skipped(root: Path, data
 
 @given(data=st.data())
 @fuzz(80)
-def test_a_list_of_needs_that_was_altered_names_artifacts_and_places_of_ours_alone(root: Path, data: Any) -> None:
-    needs = [
-        RequestedArtifact("ab" * 32, "triton/" + "A" * 52),
-        RequestedArtifact("cd" * 32, f"objects/cd/{'cd' * 32}"),
-    ]
-    path = save_requested(root / "needs", needs)
-    head = path.read_bytes().partition(b"\n")[0] + b"\n"
-    body = data.draw(changed([need.to_wire() for need in needs]))
-    path.write_bytes(head + hashlib.sha256(body).digest() + body)
-    found = load_requested(path.parent)
-    for need in found:
-        assert RequestedArtifact(need.digest, need.place) == need
-        assert not {"..", ".", ""} & set(need.place.split("/"))
-    with contextlib.suppress(StoreError):
-        assert all_requested(path.parent) == set(found)
-    assert requested_name(needs) == path.name
-    path.unlink()
+def test_an_index_that_was_altered_names_artifacts_and_places_of_ours_alone(data: Any) -> None:
+    listed = (Use("ab" * 32, "triton/" + "A" * 52, 20_000), Use("cd" * 32, f"objects/cd/{'cd' * 32}", 20_000))
+    packed = (Packed(Use("ef" * 32, "inductor/X", 20_000), 7, "ab" * 32),)
+    body = data.draw(changed(msgpack.unpackb(Index(packed, listed).encode())))
+    with contextlib.suppress(PackInvalid):
+        for use in Index.decode(body).uses:
+            assert Use(use.digest, use.place, use.day) == use
+            assert not {"..", "."} & set(use.place.split("/"))
 
 
 @given(data=st.data())
@@ -115,22 +109,20 @@ def test_a_list_of_needs_that_was_altered_names_artifacts_and_places_of_ours_alo
 def test_a_bundle_that_was_altered_is_refused_or_holds_what_its_index_states(root: Path, data: Any) -> None:
     path = root / "b.kcb"
     if not path.exists():
-        export(opened(root / "exported"), [], {"p": b"text"}, path)
         opened(root / "exported").publish(manifest_of(), FILES)
-        export(opened(root / "exported"), [KEY.digest], {"p": b"text"}, path)
+        export(opened(root / "exported"), uses([KEY.digest]), {"p": b"text"}, path)
     content = path.read_bytes()
-    start = 24 + int.from_bytes(content[16:24], "big")
-    index = data.draw(changed({**msgpack.unpackb(content[24:start]), "unvouched": [[KEY.digest], ["p"]]}))
+    size = int.from_bytes(content[-8:], "big")
+    index = data.draw(changed(msgpack.unpackb(content[-8 - size : -8])))
     made = root / "altered.kcb"
-    for sealed, judge in ((index, trust(OURS, policy="off")), (OURS_ALONE.seal("bundle", index), OURS_ALONE)):
-        made.write_bytes(content[:16] + len(sealed).to_bytes(8, "big") + sealed + content[start:])
-        with contextlib.suppress(BundleInvalid), Bundle(made, judge) as bundle:
+    for sealed, judge in ((index, trust(OURS, policy="off")), (OURS_ALONE.seal("pack", index), OURS_ALONE)):
+        made.write_bytes(content[: -8 - size] + sealed + len(sealed).to_bytes(8, "big"))
+        with contextlib.suppress(PackInvalid), Pack(made, Store(root, judge)) as bundle:
             bundle.verify()
-            assert {entry.digest for entry in bundle.index.artifacts} <= {KEY.digest}
-            assert dict(bundle.profiles()).keys() >= bundle.index.doubtful
+            assert {entry.use.digest for entry in bundle.index.packed} <= {KEY.digest}
     made.write_bytes(data.draw(mutants(content)))
-    with pytest.raises(BundleInvalid):
-        Bundle(made, OURS_ALONE)
+    with pytest.raises(PackInvalid):
+        Pack(made, Store(root, OURS_ALONE))
 
 
 @given(data=st.data())
@@ -147,14 +139,13 @@ def test_a_choice_that_was_altered_is_none_or_one_of_text_and_numbers(data: Any)
 @fuzz(40)
 def test_files_of_retention_that_were_altered_are_none_or_an_error_of_the_store(root: Path, data: Any) -> None:
     store = opened(root / "retention").root
-    pin(store, "p", ["ab" * 32])
-    note_uses(store, [b"12345678"])
+    pin(store, "p")
+    write_pack(opened(store), "p", uses(["ab" * 32]))
     note_holdings(store, 1, 2, 3)
-    files = [path for name in ("pins/p.pin", "holdings") if (path := store / "v2" / name)]
-    files += (store / "v2" / "used").iterdir()
+    files = [store / "v2" / "pins" / "p.pin", store / "v2" / "holdings", *packs_of(store, "p")]
     path = data.draw(st.sampled_from(sorted(files)))
     path.write_bytes(data.draw(mutants(path.read_bytes())))
-    for read in (load_pins, load_uses, read_holdings):
+    for read in (functools.partial(kept_by_pins, trust=OFF), read_holdings):
         with contextlib.suppress(StoreError):
             read(store)
     path.unlink()

@@ -14,7 +14,7 @@ import pytest
 from kcoord.agent import server
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis_script import VERSION
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank.client import Lead
 from tests.support.agents import Node, hits, in_thread, key_of, stage, until
 from tests.support.cluster import start_agent

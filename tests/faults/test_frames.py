@@ -30,8 +30,8 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
-from kcoord.profiles.parts import parts, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import parts, save_part
 from kcoord.protocol import frames, identity, messages
 from kcoord.rank import client as client_module
 from kcoord.rank.client import AgentClient, Alone, Busy, Failed, Lead, Ready

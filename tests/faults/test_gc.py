@@ -26,6 +26,7 @@ from tests.support.agents import SOON, Node, until
 from tests.support.artifacts import DAY, make_home, publish
 from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
+from tests.support.packs import pack
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 2.5  # seconds
@@ -39,9 +40,9 @@ from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.retention.limits import Limits
 from kcoord.artifacts.store import Store
-from kcoord.retention.pinned import pinned_digests
+from kcoord.artifacts.signing import OFF
+from kcoord.retention.pins import kept_by_pins
 from tests.faults.test_gc import contents, key, manifest_of, pinned
-from kcoord.retention.uses import note_uses, prefix_of
 
 role, root, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 store, until = Store(root), time.monotonic() + seconds
@@ -55,12 +56,12 @@ while time.monotonic() < until:
         assert found is None or found[1] == contents(n), n
         assert found is not None or n not in pinned(), f"{n} is pinned"
         missed += found is None
-    elif role == "note":
-        note_uses(root, [prefix_of(key(n).digest) for n in random.sample(range(40), 5)])
+    elif role == "use":
+        store.touch(key(random.randrange(40)).digest)
         time.sleep(0.01)
     else:
         limits, tidying = Limits(max_size=12288, least_age=0), Tidying(grace=0.5)
-        found = collect(root, limits, pinned=lambda: pinned_digests(root), tidying=tidying)
+        found = collect(root, limits, pinned=lambda: kept_by_pins(root, OFF).names, tidying=tidying)
         done += len(found.removed) - 1
     done += 1
 print(json.dumps([role, done, missed]))
@@ -97,8 +98,9 @@ def test_readers_and_publishers_never_notice_two_collectors_but_for_misses(tmp_p
     store.open()
     for n in pinned():
         store.publish(manifest_of(contents(n), key(n)), contents(n))
-    pin(store.root, "llama", [key(n).digest for n in pinned()])
-    roles = ["publish", "publish", "read", "read", "gc", "gc", "note"]
+    pack(store, [key(n).digest for n in pinned()], "llama")
+    pin(store.root, "llama")
+    roles = ["publish", "publish", "read", "read", "gc", "gc", "use"]
     players = [play(role, store.root) for role in roles]
     try:
         counts: dict[str, list[int]] = {}
@@ -148,7 +150,7 @@ _GC = "from kcoord.cli import main; main()"
 def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interposer: Interposer, offset: float) -> None:
     store = Store(tmp_path / "store")
     store.open()
-    old, fresh = publish(store, "old", 60.0), publish(store, "fresh")
+    old, fresh = (publish(store, *given, created=time.time()) for given in (("old", 60.0), ("fresh",)))
     interposer.clock(offset)
     environ = {**os.environ, **interposer.environ, "KCOORD_LOCAL_DIR": str(tmp_path / "local")}
 

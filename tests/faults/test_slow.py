@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.profiles.parts import roots
+from kcoord.packs.recipe_files import roots
 from tests.support.agents import Node, Rank, until
 from tests.support.interpose import Interposer
 from tests.support.redis_server import RedisServer, find_redis_server

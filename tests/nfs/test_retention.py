@@ -98,60 +98,6 @@ def test_what_a_pass_removed_is_compiled_again_and_the_agents_go_on(
     figures.note(f"{rounds} times removed by `kcoord gc` on C, then asked for on B", version, ", ".join(answers))
 
 
-def test_notes_of_use_are_merged_by_two_hosts_at_once_and_none_is_forgotten(
-    job: Callable[..., Job], figures: Figures, version: str
-) -> None:
-    names = [f"kernel-{n}" for n in range(80)]
-    with job() as here:
-        a, b, c = here.rank("A"), here.rank("B"), here.rank("C")
-        assert a.do("claim", name="asked-for")["answer"] == "Lead"
-        assert a.do("publish", name="asked-for", writer="A") is True
-        for n in range(0, len(names), 2):
-            for rank, name in ((a, names[n]), (b, names[n + 1])):
-                rank.do("note_use", names=[name])
-        here.rig.run(f"find {here.on_server}/v2/used -name '*.used' -exec touch -d '3 hours ago' {{}} +")
-        a.do("stop_agent")  # it notes what it was asked for
-        here.rig.run(f"until ls {here.on_server}/v2/used | wc -l | grep -qx 81; do sleep 0.1; done", within=SOON)
-        both = [rank.begin("collect_once", max_size=1 << 40) for rank in (b, c)]
-        assert all(call.value()["artifacts"] == 1 for call in both)
-        left = int(here.rig.run(f"ls {here.on_server}/v2/used | wc -l"))
-        assert left <= 3, "one that both merged, or one of each, and the young one"
-        for rank in (a, b, c):
-            assert rank.do("uses", names=[*names, "asked-for"]) == [*names, "asked-for"]
-        _nothing_is_left(here, c)
-    figures.note("notes of use of 81 agents, merged by two hosts at once: files left, forgotten", version, f"{left}, 0")
-
-
-def test_parts_of_a_profile_are_merged_by_two_hosts_while_others_read_and_write_it(
-    job: Callable[..., Job], figures: Figures, version: str
-) -> None:
-    """Each reader, on a host of its own or beside a pass, meets all that was there when it began."""
-    old = list(range(30))
-    with job() as here:
-        a, b, c, reader = here.rank("A"), here.rank("B"), here.rank("C"), here.rank("B", "2")
-        a.do("save_parts", profile="llama", numbers=old)
-        here.rig.run(f"find {here.on_server}/v2/profiles -name '*.recipes' -exec touch -d '3 hours ago' {{}} +")
-        reading = [rank.begin("read_profile", profile="llama", seconds=_SECONDS) for rank in (a, reader)]
-        merging = [rank.begin("merge_parts", seconds=_SECONDS) for rank in (b, c)]
-        a.do("save_parts", profile="llama", numbers=[100 + n for n in range(5)])
-        did = [call.value() for call in merging]
-        met = [call.value() for call in reading]
-        assert [done["errors"] for done in did] == [[], []]
-        assert sum(done["merged"] for done in did) >= len(old) - 1
-        assert all(found["fewest"] >= len(old) + 1 for found in met), met
-        assert all(found["told"] == [] for found in met), met
-        left = int(here.rig.run(f"ls {here.on_server}/v2/profiles/llama | wc -l"))
-        assert left <= 8, "the merged one, or one of each host, and the five young ones"
-        for rank in (a, b, c):
-            assert rank.do("read_profile", profile="llama", seconds=0.1)["fewest"] == len(old) + 1 + 5
-        _nothing_is_left(here, c)
-    reads = sum(found["reads"] for found in met)
-    figures.note(
-        "30 parts of a profile merged by two hosts at once: parts left; reads meanwhile, with less than all", version,
-        f"{left} (5 of them young); {reads}, 0",
-    )  # fmt: skip
-
-
 def test_what_a_pass_costs_and_what_it_counted_is_seen_on_every_host(
     job: Callable[..., Job], figures: Figures, version: str
 ) -> None:

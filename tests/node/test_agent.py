@@ -23,7 +23,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
-from kcoord.profiles.parts import PARTS
+from kcoord.packs.recipe_files import PARTS
 from kcoord.protocol import endpoint
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices

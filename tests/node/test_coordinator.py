@@ -19,7 +19,7 @@ import pytest
 import kcoord
 from kcoord.artifacts import local, verified
 from kcoord.artifacts.manifest import Origin
-from kcoord.backends.registry import _BUILT_IN
+from kcoord.backends.registry import compilers
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
 from kcoord.rank.client import AgentClient, Ready
 from kcoord.rank.coordinator import BUSY, Busy, Compilation, Coordinator, Request
@@ -654,7 +654,7 @@ def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monk
     monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen/by/the/user")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(sandbox.root))
     monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
-    assert kcoord.install() == kcoord.install() == [*_BUILT_IN]
+    assert kcoord.install() == kcoord.install() == [each.name for each in compilers() if each.modules]
     assert os.environ["TRITON_CACHE_MANAGER"] == "kcoord.backends.triton.cache_manager:TritonCacheManager"
     assert os.environ["TRITON_CACHE_DIR"] == "/chosen/by/the/user"
     monkeypatch.delenv("TRITON_CACHE_MANAGER")
@@ -663,5 +663,5 @@ def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monk
 def test_install_leaves_a_manager_of_the_users_own(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Manager")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(sandbox.local))
-    assert kcoord.install() == [name for name in _BUILT_IN if name != "triton"]
+    assert kcoord.install() == [each.name for each in compilers() if each.modules and each.name != "triton"]
     assert os.environ["TRITON_CACHE_MANAGER"] == "mine:Manager"

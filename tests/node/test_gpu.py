@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.profiles.parts import load_profile
+from kcoord.packs.recipe_files import load_profile
 from kcoord.settings import Settings
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually

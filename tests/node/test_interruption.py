@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kcoord.artifacts import local
-from kcoord.backends import abandoned
+from kcoord.backends import abandoned_frames
 from kcoord.backends.fail_open import fails_open
 from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
@@ -102,7 +102,7 @@ def test_a_script_that_bounds_a_step_by_an_alarm_hears_it_while_it_waits_for_ano
         assert isinstance(lead, Lead)
         timer = threading.Timer(0.2, alarm)
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
-            waiter.claim(key, home, meanwhile=timer.start)
+            waiter.claim(key, home, while_waiting=timer.start)
         timer.join()
         assert waiter.status() is not None, "and the agent is not taken for dead"
         leader.give_up(lead, key)
@@ -169,17 +169,17 @@ def test_where_no_thread_may_be_started_a_compile_goes_on_and_the_next_one_is_wa
         raise RuntimeError("can't start new thread")
 
     coordinator = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_SPAWN": "0"}))
-    eventually(lambda: not abandoned._watching)
+    eventually(lambda: not abandoned_frames._watching)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         for number in range(2):
             compiling = coordinator.private(key_of(str(number)), tmp_path / str(number))
-            abandoned.register(compiling, sys._getframe())
-            abandoned.unregister(compiling)
+            abandoned_frames.register(compiling, sys._getframe())
+            abandoned_frames.unregister(compiling)
     watched = coordinator.private(key_of("watched"), tmp_path / "watched")
 
     def compiles() -> None:
-        abandoned.register(watched, sys._getframe())
+        abandoned_frames.register(watched, sys._getframe())
 
     compiles()
     eventually(lambda: watched.ended, what="its frame has gone")
@@ -195,11 +195,11 @@ def test_an_alarm_in_the_middle_of_a_wrapped_compiler_leaves_the_kernel_to_the_n
         def compiler(work: Callable[[Path], None]) -> None:
             found = first.request(asked)
             assert isinstance(found, Compilation)
-            abandoned.register(found, sys._getframe())
+            abandoned_frames.register(found, sys._getframe())
             work(found.staging)
 
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
-            abandoned.wrap(compiler)(interrupted)
+            abandoned_frames.wrap(compiler)(interrupted)
         found = other.request(asked)
         assert isinstance(found, Compilation)
         assert found.lead is not None

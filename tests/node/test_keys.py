@@ -15,7 +15,7 @@ from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Trust, sp
 from kcoord.artifacts.signing_keys import Ed25519Key, read_keys
 from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError, StoreError
-from kcoord.profiles.parts import save_part
+from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, KEY, manifest_of

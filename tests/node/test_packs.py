@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +17,16 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
-from kcoord.profiles.packs import pack_name, packs_directory, packs_of
-from kcoord.profiles.parts import save_part
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.pack import look_at_pack
+from kcoord.packs.pack_files import pack_name, packs_directory, packs_of
+from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import AgentClient, Answer, Lead, Ready
-from kcoord.transfer.pack import look_at_pack, write_pack
-from tests.support.agents import Node, end_agent, in_thread, key_of, recipe_of, stage, until
+from tests.support.agents import Node, end_agent, key_of, recipe_of, stage, until
 from tests.support.artifacts import publish
 from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
-from tests.support.redis_server import RedisServer
+from tests.support.packs import pack, packed_in
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.support.signing import OURS, THEIRS, opened
 
@@ -51,7 +46,7 @@ def filled(root: Path, *keys: str, names: Iterable[str] = NAMES, packed: bool = 
     store = opened(root, *keys)
     digests = [publish(store, name) for name in names]
     if packed:
-        assert write_pack(store, "job", digests) == set(digests)
+        assert pack(store, digests) == set(digests)
     return store
 
 
@@ -93,7 +88,7 @@ def test_the_second_node_loads_the_right_kernels_without_a_look_at_the_stores_ar
         assert_loads(first, NAMES, "store")
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
     lose_objects(store)
     with job(store.root) as second:
         second.start()
@@ -143,7 +138,7 @@ def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
         assert node.status()["uploads"]
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
 
 
 def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path) -> None:
@@ -159,7 +154,7 @@ def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path)
             end_agent(agent.pid)
         (after,) = packs_of(store.root, "job")
         assert (after == before) == (new == ["a"])
-    assert look_at_pack(store, after) == {key_of(name).digest for name in [*NAMES, "a", "b", "c"]}
+    assert packed_in(store, after) == {key_of(name).digest for name in [*NAMES, "a", "b", "c"]}
 
 
 def test_nodes_of_different_stages_have_one_pack(tmp_path: Path) -> None:
@@ -189,7 +184,7 @@ def test_nodes_that_end_at_once_leave_one_pack_and_nothing_else(tmp_path: Path) 
         for agent in agents:
             assert agent.wait(60) == 0
     (path,) = packs_of(store.root, "job")
-    assert len(look_at_pack(store, path)) == len(NAMES)
+    assert len(packed_in(store, path)) == len(NAMES)
     assert list((store.root / "v2" / "staging").iterdir()) == []
 
 
@@ -220,9 +215,6 @@ def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     names = [f"k{n}" for n in range(300)]
     store = filled(tmp_path / "store", names=names)
     save_part(store.root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
-    digests = [key_of(name).digest for name in names]
-    needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in digests]
-    save_requested(requested_directory(store.root, "job"), needs)
     calls = [interposer.stall(call, below=store.root, seconds=0) for call in CALLS]
     counted = {}
     for source in ("pack", "store"):
@@ -270,7 +262,7 @@ def test_a_damaged_pack_costs_the_look_ups_of_what_is_damaged_and_one_line(tmp_p
     store = filled(tmp_path / "store")
     (path,) = packs_of(store.root, "job")
     content = bytearray(path.read_bytes())
-    for place in range(len(content) // 2, len(content), 150):
+    for place in range(100, len(content) // 2, 150):
         content[place] ^= 1
     path.write_bytes(content)
     with job(store.root) as node:
@@ -287,7 +279,7 @@ def test_a_damaged_pack_costs_the_look_ups_of_what_is_damaged_and_one_line(tmp_p
         assert log_of(node).count("it is looked up") == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"kcoord-bundle-1\n", b"kcoord-bundle-1\n" + bytes(7) + b"\x01x"])
+@pytest.mark.parametrize("damage", [b"", b"kcoord-pack-1\n", b"kcoord-pack-1\nx" + bytes(7) + b"\x01"])
 def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path, damage: bytes) -> None:
     store = filled(tmp_path / "store")
     packs_of(store.root, "job")[0].write_bytes(damage)
@@ -297,15 +289,16 @@ def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path, dam
         assert log_of(node).count("the pack of job is not used") == 1
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}, "it was replaced"
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}, "it was replaced"
 
 
 def test_a_damaged_artifact_that_the_store_has_lost_is_compiled(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     (path,) = packs_of(store.root, "job")
+    with look_at_pack(store, path) as packed:
+        end, last = len(b"kcoord-pack-1\n") + packed.index.size - 1, NAMES[-1]
     content = path.read_bytes()
-    last = sorted(NAMES, key=lambda name: key_of(name).digest)[-1]
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_bytes(content[:end] + bytes([content[end] ^ 1]) + content[end + 1 :])
     lose_objects(store)
     with job(store.root) as node:
         node.start()
@@ -336,7 +329,7 @@ def test_where_signatures_are_required_a_foreign_pack_is_refused_and_our_artifac
     theirs = filled(tmp_path / "theirs", THEIRS)
     shutil.copytree(theirs.root / "v2" / "packs", store.root / "v2" / "packs")
     (path,) = packs_of(store.root, "job")
-    path.rename(path.with_name(pack_name(path.name[:64], "main")))  # it claims to be ours
+    path.rename(path.with_name(pack_name(1, "0" * 64, "main")))  # it claims to be ours
     with job(store.root, signing_key=OURS) as node:
         node.start()
         assert_loads(node, NAMES, "store")
@@ -388,71 +381,6 @@ def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
     (path,) = packs_of(store.root, "job")
     os.truncate(path, 200 << 20)  # a hole: with what follows it more than this disk
     with job(store.root) as node:
-        start_agent(node, "import kcoord.transfer.pack as pack\npack.has_room = lambda *_: False\n")
+        start_agent(node, "import kcoord.packs.pack as pack\npack.has_room = lambda *_: False\n")
         assert_loads(node, NAMES, "store")
         assert "too little room" in log_of(node)
-
-
-# --- while the job still compiles ---
-
-EAGER = """
-import kcoord.agent.early_packs as early
-early._FEWEST_AGENTS, early._WAITS, early._WORTH, early._COUNTS_EVERY = 3, 0.05, 0.1, 0.01
-"""
-"""For an agent: a pack is worth its writing as it is for one of hundreds of nodes."""
-
-
-@contextlib.contextmanager
-def cold_job(store: Path, slow: Interposer) -> Iterator[tuple[Node, Node]]:
-    """Two nodes of a job whose store is slow, both of which follow the news; a third one has just compiled `NAMES`."""
-    slow.stall("open", below=store / "v2" / "objects", seconds=0.4)
-    with RedisServer() as redis, contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(job(store, redis_url=redis.url)) for _ in range(3)]
-        for number, node in enumerate(nodes):
-            node.start(prelude=NO_SWEEP + EAGER, environ=slow.environ if number else {})
-            compile_there(node, f"own {number}")
-        for name in NAMES:
-            compile_there(nodes[0], name)
-        until(lambda: nodes[0].status()["uploads"] == 0)
-        yield nodes[1], nodes[2]
-
-
-def compile_there(node: Node, name: str) -> None:
-    client = node.client()
-    lead = claim(node, client, name)
-    assert isinstance(lead, Lead)
-    staging = stage(home_of(node, name))
-    (staging / "k").write_bytes(name.encode())
-    assert client.publish(lead, key_of(name), staging, home_of(node, name), 0.5, "no device")
-
-
-def claim_all(node: Node, names: Iterable[str] = NAMES) -> list[Future[Answer]]:
-    return [in_thread(functools.partial(claim, node, node.client(), name)) for name in names]
-
-
-def test_what_the_job_has_compiled_reaches_the_other_nodes_as_a_pack_if_the_store_is_slow(
-    tmp_path: Path, interposer: Interposer
-) -> None:
-    store = tmp_path / "store"
-    with cold_job(store, interposer) as (second, third):
-        assert {answer.result() for answer in claim_all(second)} <= {Ready("store"), Ready("pack")}
-        until(lambda: packs_of(store, "job"))
-        until(lambda: second.status()["leases"] == 0)
-        lose_objects(opened(store))
-        assert_loads(third, NAMES, "pack")
-        assert log_of(third) == ""
-
-
-def test_nobody_waits_long_for_the_pack_of_a_writer_that_hangs_or_dies(tmp_path: Path, interposer: Interposer) -> None:
-    store = tmp_path / "store"
-    with cold_job(store, interposer) as (second, third):
-        hung = interposer.stall("rename", below=store / "v2" / "packs", seconds=HANGS)
-        answers = claim_all(second)
-        until(lambda: hung.hits)
-        assert {answer.result() for answer in answers} == {Ready("store")}
-        assert {answer.result() for answer in claim_all(third, NAMES[:8])} == {Ready("store")}
-        for pid in second.agent_pids():
-            os.kill(pid, signal.SIGKILL)
-        assert_loads(third, NAMES[8:], "store")
-        assert packs_of(store, "job") == []
-        assert log_of(third) == ""

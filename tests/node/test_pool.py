@@ -23,8 +23,8 @@ import pytest
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cgroups import cores
 from kcoord.errors import KcoordError
-from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.protocol.identity import UNNAMED
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.parts import parts
+from kcoord.packs.recipe_files import parts
 from kcoord.rank.client import AgentClient, Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.profiles.requested import load_requested, requested_directory
+from kcoord.packs.pack_files import packs_of
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, finish, sandboxed
 from tests.support.waiting import eventually as within
@@ -153,7 +153,7 @@ def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[
 
     bundle = str(sandbox.root / "bundle")
     ranks(sandbox, 1, "plain", caches="here", KCOORD_PROFILE="p", **cluster("here"))
-    eventually(lambda: load_requested(requested_directory(sandbox.root / "here-store", "p")))
+    eventually(lambda: packs_of(sandbox.root / "here-store", "p"))
     assert sandbox.run_kcoord(*KCOORD, "export", "p", bundle, **cluster("here")).returncode == 0
     assert sandbox.run_kcoord(*KCOORD, "import", bundle, **cluster("there")).returncode == 0
     (found,) = ranks(sandbox, 1, "plain", caches="there", **cluster("there"))

@@ -16,19 +16,19 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.signing import BUNDLE, MANIFEST, PROFILE, Trust, split
+from kcoord.artifacts.signing import MANIFEST, PACK, PROFILE, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import load_profile, parts, save_part
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.prefetch import prefetch
+from kcoord.packs.recipe_files import load_profile, parts, save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
-from kcoord.transfer.prefetch import prefetch
+from tests.support import packs
 from tests.support.agents import Node, key_of, until
 from tests.support.command import KCOORD
 from tests.support.objects import parts_of, payload_of, put_together
@@ -145,7 +145,7 @@ def test_a_signature_is_for_one_kind_one_key_id_and_one_content() -> None:
     renamed = sealed.replace(b"main", b"twin")  # another id for the same secret
     for kind, data in [
         (PROFILE, sealed),
-        (BUNDLE, sealed),
+        (PACK, sealed),
         (MANIFEST, renamed),
         (MANIFEST, sealed.replace(b"text", b"tExt")),
     ]:
@@ -624,7 +624,7 @@ def test_nothing_is_prefetched_into_a_directory_that_everybody_may_write_to(
     store.open()
     store.publish(manifest_of(key=OTHER_KEY), FILES)
     place = f"objects/{OTHER_KEY.digest[:2]}/{OTHER_KEY.digest}"
-    save_requested(requested_directory(store.root, "job"), [RequestedArtifact(OTHER_KEY.digest, place)])
+    packs.pack(store, [OTHER_KEY.digest])
     environment = {
         "KCOORD_LOCAL_DIR": str(open_to_all), "KCOORD_STORE": str(store.root), "KCOORD_PROFILE": "job",
     }  # fmt: skip

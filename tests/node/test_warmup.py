@@ -16,8 +16,8 @@ import pytest
 
 import kcoord
 from kcoord.cli.warmup import gpus
-from kcoord.profiles.parts import load_profile
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile
 from kcoord.replay.recipes import replayable
 from kcoord.replay.warmup import divided, warmup
 from tests.support.command import KCOORD
@@ -232,7 +232,7 @@ def test_a_file_system_that_hangs_does_not_hang_the_job(
     directory.mkdir(parents=True)
     (directory / "a.recipes").touch()
     let_go = threading.Event()
-    monkeypatch.setattr("kcoord.profiles.profile_files.read_plain", lambda *arguments, **named: let_go.wait() and b"")
+    monkeypatch.setattr("kcoord.packs.recipe_files.read_plain", lambda *arguments, **named: let_go.wait() and b"")
     try:
         assert kcoord.warmup("hangs").compiled == 0
         assert "does the file system hang" in caplog.text

@@ -26,8 +26,8 @@ from typing import Any
 
 from kcoord.artifacts import local
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import roots, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import roots, save_part
 from kcoord.protocol import endpoint, frames
 from kcoord.protocol.identity import Identity
 from kcoord.rank import spawn

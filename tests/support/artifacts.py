@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from kcoord.artifacts import local
@@ -15,9 +16,13 @@ DAY = 86400.0  # seconds
 ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
 
 
-def publish(store: Store, name: str, age: float = 0.0, *, backend: str = "test", **details: str) -> str:
-    """An artifact of `store` that was made `age` seconds ago; its digest."""
+def publish(
+    store: Store, name: str, age: float = 0.0, *, backend: str = "test", created: float | None = None, **details: str
+) -> str:
+    """An artifact of `store` that was last used `age` seconds ago; its digest. `created`: by its manifest."""
     manifest = manifest_of({"k": name.encode()}, CacheKey.of(backend, name).with_details(details))
+    if created is not None:
+        manifest = replace(manifest, origin=manifest.origin._replace(created=created))
     store.publish(manifest, {"k": name.encode()})
     digest = manifest.key.digest
     older(store.home(digest), age)

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import kcoord
-from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.settings import Settings
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 

@@ -39,8 +39,8 @@ for _name in (
     "torch.distributed.launcher.api",
     "kcoord.rank.coordinator",
     "kcoord_launch.torchrun",
-    *(f"kcoord.backends.{name}.backend" for name in ("cutedsl", "flydsl", "inductor", "ninetoothed", "ninja")),
-    *(f"kcoord.backends.{name}.backend" for name in ("tilelang", "triton")),
+    *(f"kcoord.backends.{name}.adapter" for name in ("cutedsl", "flydsl", "inductor", "ninetoothed", "ninja")),
+    *(f"kcoord.backends.{name}.adapter" for name in ("tilelang", "triton")),
 ):
     with suppress(ModuleNotFoundError):  # not every release has each
         importlib.import_module(_name)

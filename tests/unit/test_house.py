@@ -17,9 +17,9 @@ FLOORS = (
     ("testing", "cli", "autoload"),
     ("kcoord_launch",),
     ("agent", "replay", "report"),
-    ("backends", "transfer", "retention"),
+    ("backends", "retention"),
     ("rank", "leases"),
-    ("profiles", "protocol"),
+    ("packs", "protocol"),
     ("artifacts",),
     ("telemetry",),
     ("keys",),
@@ -71,12 +71,12 @@ def room_of(module: str) -> str:
 
 
 @cache
-def imports(module: str, *, lazy: bool = True) -> frozenset[str]:
-    """Every module that `module` imports; without `lazy` only at its top, as the import of `module` itself does."""
-    return frozenset(_imported(tree_of(module), lazy))
+def imports(module: str) -> frozenset[str]:
+    """Every module that `module` imports, also within functions, and by ``import_module("…")``."""
+    return frozenset(_imported(tree_of(module)))
 
 
-def _imported(node: ast.AST, lazy: bool) -> Iterator[str]:
+def _imported(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
@@ -86,8 +86,10 @@ def _imported(node: ast.AST, lazy: bool) -> Iterator[str]:
                 yield inner if inner in modules() else child.module
         elif isinstance(child, ast.Import):
             yield from (name.name for name in child.names)
-        elif lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _imported(child, lazy)
+        else:
+            if isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+                yield from (each.value for each in child.args if isinstance(each, ast.Constant))
+            yield from _imported(child)
 
 
 def pairs() -> Iterator[tuple[str, str]]:
@@ -115,13 +117,27 @@ def test_imports_go_down() -> None:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    graph: dict[str, set[str]] = {}
-    for module in modules():
-        graph[module] = {m for m in imports(module, lazy=False) if m in modules()}
+    """Nor by imports within functions, which would hide it."""
+    graph = {module: {m for m in imports(module) if m in modules()} for module in modules()}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         raise AssertionError(" → ".join(error.args[1])) from None
+
+
+def test_an_import_of_ours_within_a_function_has_a_reason_beside_it() -> None:
+    """In the backends. Other rooms have some without."""
+    bare = [
+        f"{module}:{node.lineno}"
+        for module in modules()
+        if room_of(module) == "backends"
+        for function in ast.walk(tree_of(module))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kcoord")
+        if "  # " not in modules()[module].read_text().splitlines()[node.lineno - 1]
+    ]
+    assert not bare
 
 
 def test_the_report_is_imported_by_the_cli_alone() -> None:

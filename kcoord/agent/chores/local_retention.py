@@ -8,13 +8,14 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_errors
 from kcoord.retention.holdings import Holdings
 from kcoord.retention.limits import LOCAL_BOUND, LOCAL_SHARE, Limits
 from kcoord.retention.local_collector import collect_local
-from kcoord.retention.pinned import pinned_needs
+from kcoord.retention.pins import kept_by_pins
 from kcoord.telemetry.events import Notices
 
 FIRST = 600.0  # seconds; a job that has just begun has better things to do
@@ -29,8 +30,11 @@ class LocalRetention:
     Not guaranteed: that the bound is kept at every moment.
     """
 
-    def __init__(self, local_dir: Path, max_size: int | None, store: Path | None, notices: Notices) -> None:
+    def __init__(
+        self, local_dir: Path, max_size: int | None, store: Path | None, notices: Notices, trust: Trust = OFF
+    ) -> None:
         self._local_dir, self._max_size, self._store, self._notices = local_dir, max_size, store, notices
+        self._trust = trust
         self._bound = max_size
         self._holdings: Holdings | None = None  # after the last pass
         self._lane = Lane("local-retention", low_priority=True)
@@ -56,7 +60,7 @@ class LocalRetention:
             there = Holdings(*collect_local(self._local_dir, Limits(), dry_run=True).left, time.time())
             if there.size <= self._bound:
                 return there
-        places = {need.place for need in pinned_needs(self._store)} if self._store is not None else set()
+        places = kept_by_pins(self._store, self._trust).places if self._store is not None else set()
         found = collect_local(self._local_dir, Limits(max_size=self._bound), pinned=places, most=MOST)
         tell_collected("the local directory", found, self._notices)
         return Holdings(*found.left, time.time())

@@ -1,173 +1,154 @@
-"""The pack of this agent's profile, written by one agent of the job once its ranks have used much that the newest pack lacks.
+"""The pack of this agent's profile: written once its ranks have used what the newest pack lacks, by one agent at a time, by a
+lease.
 
-One agent at a time writes, by a lease. The next one finds that pack, and adds what its own ranks have used, if that is much: so
-the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
-in the next pack. An agent therefore notes the uses of its ranks before it writes.
+The next agent finds that pack, and adds what its own ranks have used, if that is much: so the pack of a job whose nodes run
+different stages holds the kernels of all. What no job has used for ten days is not in the next pack, unless the profile is
+pinned.
 
-In a large cluster the first packs are written while the job still compiles (`kcoord.agent.early_packs`).
-
-Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use.
+Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use. A job that is
+killed before its ranks have been quiet for half a minute leaves none.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
-from kcoord.agent.early_packs import FEWEST, EarlyPacks, lease_of
 from kcoord.agent.packs import Packs
+from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.files import beneath
-from kcoord.files.atomic import LAYOUT
-from kcoord.files.faults import store_errors
 from kcoord.leases.base import LeaseService, leased
-from kcoord.profiles.packs import usable_packs
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
+from kcoord.packs.index import PackInvalid, Use
+from kcoord.packs.pack import Pack
+from kcoord.packs.pack_files import TOUCHED_AFTER
+from kcoord.packs.recipe import today
+from kcoord.packs.writing import USED_WITHIN, added, own_pack, write_pack
+from kcoord.retention.pins import is_pinned
 from kcoord.telemetry.events import Notices, log
-from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
 
+_BUSY = 60.0  # seconds after which one is tried again that another agent writes, or that failed
 _ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
-_QUIET = 30.0  # seconds without a new artifact: the job has what it needs
-_EVERY = 60.0  # seconds between two attempts
-_USED_WITHIN = 10 * 86400.0  # seconds; a job may run once a week
-
-
-@dataclass(frozen=True)
-class _Newest:
-    """A pack of the profile: its file, the file's modification time, and the keys of its artifacts."""
-
-    place: Path
-    written: float
-    digests: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """To write a pack of the artifacts `used`, unless the newest one lacks no more than `may_lack` of them.
-
-    `earlier` and `within` as `write_pack` takes them.
-    """
-
-    used: list[str]
-    may_lack: int
-    earlier: Pack | None = None
-    within: float = math.inf
 
 
 class PackWriter:
-    """Writes the pack of `profile`, which the agent's settings name. A loss harms no job: no method raises for a disk's sake."""
+    """Writes the pack of `profile`, which the agent's settings name. A loss harms no job: no method raises for a disk's sake.
+
+    Times in seconds. `quiet`: without a new artifact, the job has what it needs. `every`: between two attempts.
+    """
 
     def __init__(
-        self, store: Store | None, profile: str | None, packs: Packs, early: EarlyPacks, leases: LeaseService, agent: str,
-        ttl: float, notices: Notices,
+        self, store: Store | None, profile: str | None, packs: Packs, used: UsedArtifacts, leases: LeaseService, agent: str,
+        ttl: float, notices: Notices, *, quiet: float = 30.0, every: float = 5.0,
     ) -> None:  # fmt: skip
-        self._packs, self._early, self._leases = packs, early, leases
+        self._packs, self._used, self._leases, self._quiet = packs, used, leases, quiet
         self._token, self._ttl = f"{agent}.pack", ttl
-        self._read: Pack | None = None  # as the job began; it may be damaged
-        self._newest: _Newest | None = None  # written since, by this agent or another
-        self._considered = 0  # `Packs.noted`, of the keys that the newest pack was compared with
-        self._count, self._since = 0, time.monotonic()  # `Packs.noted`, and when it last grew
-        self._lane = Lane("packing")
+        self._considered = self._state(profile)  # when a pack was enough
+        self._asks, self._since = 0, time.monotonic()  # `used.asks`, and when it last grew
+        self._ended = False
+        lane = self._lane = Lane("packing")
+        self._chore: Chore | None = None
         self.chores: list[Chore] = []
+        if store is not None:
+            self.chores.append(
+                Chore("uses of packs", lane, packs.touch, notices, first=TOUCHED_AFTER, every=TOUCHED_AFTER)
+            )
         if store is not None and profile is not None and store.trust.publishes:
             write = functools.partial(self._write, store, profile)
             wanted = functools.partial(self._is_wanted, profile)
-            chore = Chore(
-                "the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write
+            self._chore = Chore(
+                "the job's pack", lane, write, notices, every=every, rest=REST, wanted=wanted, last=write
             )
-            self.chores, early.write = [chore], chore.hasten
+            self.chores.append(self._chore)
+
+    def job_ended(self) -> None:
+        """No rank is there any more: what they used is written as soon as the store has it."""
+        self._asks, self._ended = self._used.asks, True
+        if self._chore is not None:
+            self._chore.hasten()
+
+    def _state(self, profile: str | None) -> tuple[int, int]:
+        """Grows when there is something to write: artifacts that were used, and damaged ones of the pack that serves."""
+        serving = self._packs.get(profile) if profile is not None else None
+        return self._used.count, len(serving.damaged) if serving is not None else 0
 
     def _is_wanted(self, profile: str) -> bool:
-        self._read = self._read or self._packs.get(profile)
-        count, now = self._packs.noted, time.monotonic()
-        if count != self._count:
-            self._count, self._since = count, now
-        return (count != self._considered and now > self._since + _QUIET) or bool(self._early.wanted())
+        asks, now = self._used.asks, time.monotonic()
+        if asks != self._asks:
+            self._asks, self._since, self._ended = asks, now, False
+        quiet = now > self._since + self._quiet or (self._ended and self._used.count == asks)
+        return quiet and self._state(profile) != self._considered
 
-    async def _write(self, store: Store, profile: str) -> None:
+    async def _write(self, store: Store, profile: str) -> float | None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
-        early, noted = self._early.wanted(), self._packs.noted
-        if early:
-            attempt = _Attempt(early, FEWEST - 1, self._packs.get(profile), self._early.gathered_within)
-        else:
-            used = list(self._packs.seen)
-            attempt = _Attempt(used, int(_ENOUGH * len(used)))
-        if not attempt.used or self._packs.is_unread(profile):
-            return
-        begun = time.monotonic()
-        self._read = self._read or self._packs.get(profile)
+        state, used, loads = self._state(profile), self._used.uses(), self._used.loads
+        if not used or state == self._considered or self._packs.is_unread(profile):
+            return None
         try:
-            if not (early or _is_enough(attempt, self._known())):  # but another agent may have written
-                self._newest = await self._lane.run(lambda: self._look(store, profile))
-            if _is_enough(attempt, self._known()) or await self._replaced(store, profile, attempt):
-                if early:
-                    self._early.wrote(early, self._newest.digests if self._newest is not None else ())
-                else:
-                    self._considered = noted
-                if self._newest is not None:
-                    self._packs.served(self._newest.place.stem)
-        except (LeaseUnavailable, StoreError) as error:
-            if early:
-                self._early.failed(time.monotonic() - begun)
+            if not await self._lane.run(lambda: self._has_enough(store, profile, used)):
+                async with leased(self._leases, f"pack {profile}", self._token, self._ttl) as writes:
+                    if not writes:
+                        return _BUSY
+                    await self._lane.run(lambda: self._replace(store, profile, used, loads))
+            self._considered = state
+        except (LeaseUnavailable, StoreError, PackInvalid) as error:
             log.info("the pack of %s is not written: %s", profile, error)
-
-    async def _replaced(self, store: Store, profile: str, attempt: _Attempt) -> bool:
-        """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
-        async with leased(self._leases, lease_of(profile), self._token, self._ttl) as writes:
-            if writes:
-                self._newest = await self._lane.run(lambda: self._replace(store, profile, attempt))
-        return writes
-
-    def _known(self) -> _Newest | None:
-        if self._newest is not None or self._read is None:
-            return self._newest
-        return _Newest(self._read.place, self._read.written, self._read.digests)
-
-    def _replace(self, store: Store, profile: str, attempt: _Attempt) -> _Newest | None:
-        """Write a pack, unless another agent has written one that is enough; the newest then. Raises `StoreError`."""
-        newest = self._look(store, profile)
-        if newest is not None and _is_enough(attempt, newest):
-            return newest
-        note_uses(store.root, [prefix_of(digest) for digest in attempt.used])
-        digests = [*attempt.used, *self._still_used(store, newest, set(attempt.used))]
-        written = write_pack(store, profile, digests, earlier=attempt.earlier, within=attempt.within)
-        log.info("the pack of %s was written: %d artifacts", profile, len(written))
-        return self._look(store, profile)
-
-    def _look(self, store: Store, profile: str) -> _Newest | None:
-        """The newest pack of just this profile, without what this agent knows to be damaged; None also if it cannot be used."""
-        with store_errors(store.root):
-            for place in usable_packs(store.root, profile, store.trust)[:1]:
-                known, written = self._known(), place.stat().st_mtime
-                if known is not None and (known.place, known.written) == (place, written):
-                    return known
-                try:
-                    return _Newest(place, written, look_at_pack(store, place))
-                except PackUnused as error:
-                    log.info("the pack of %s is replaced: %s", profile, error)
+            return _BUSY
         return None
 
-    def _still_used(self, store: Store, newest: _Newest | None, used: Collection[str]) -> list[str]:
-        """The other artifacts of a pack that jobs have used lately, the last used first. Raises `StoreError`."""
-        if newest is None or newest.digests <= set(used):
-            return []
-        with store_errors(store.root):
-            now = beneath.touched(store.root / LAYOUT, store.root)
-        uses = load_uses(store.root)
-        ages = {digest: now - uses.get(prefix_of(digest), 0.0) for digest in newest.digests.difference(used)}
-        return sorted(
-            (digest for digest in ages if ages[digest] < _USED_WITHIN), key=lambda digest: (ages[digest], digest)
-        )
+    def _has_enough(self, store: Store, profile: str, used: list[Use]) -> bool:
+        """True if the pack that serves, or the newest, lists nearly all that the ranks have used; of a pinned profile, all."""
+        serving = self._packs.get(profile)
+        if serving is not None and not _lacking(serving, used):
+            return True
+        pinned = is_pinned(store.root, profile)
+        earlier = self._earlier(store, profile, pinned)
+        if earlier is None:
+            return False
+        with earlier:
+            return self._is_enough(profile, earlier, used, pinned)
+
+    def _is_enough(self, profile: str, earlier: Pack, used: list[Use], pinned: bool) -> bool:
+        serving = self._packs.get(profile)
+        pack = (
+            serving if serving is not None and serving.place == earlier.place else earlier
+        )  # it knows what is damaged
+        enough = _lacking(pack, used) <= (0 if pinned else int(_ENOUGH * len(used)))
+        if enough:
+            self._packs.served(earlier.place.stem)
+        return enough
+
+    def _replace(self, store: Store, profile: str, used: list[Use], loads: frozenset[str]) -> None:
+        """Write a pack, unless another agent has written one that is enough. Raises `StoreError` and `PackInvalid`."""
+        pinned = is_pinned(store.root, profile)
+        earlier = self._earlier(store, profile, pinned)
+        try:
+            if earlier is not None and self._is_enough(profile, earlier, used, pinned):
+                return
+            since = 0 if pinned else today() - USED_WITHIN
+            uses = added(used, earlier, since=since, loaded=loads)
+        finally:
+            if earlier is not None:
+                earlier.close()
+        index = write_pack(store, profile, uses)
+        log.info("the pack of %s was written: %d artifacts", profile, len(index.uses))
+
+    def _earlier(self, store: Store, profile: str, pinned: bool) -> Pack | None:
+        """The newest pack; close it. None also if it cannot be used: it is replaced, unless the profile is pinned.
+
+        Raises `PackInvalid` then: nobody knows what the pin keeps.
+        """
+        try:
+            return own_pack(store, profile)
+        except PackInvalid as error:
+            if pinned:
+                raise
+            log.info("the pack of %s is replaced: %s", profile, error)
+            return None
 
 
-def _is_enough(attempt: _Attempt, newest: _Newest | None) -> bool:
-    """False: a pack is to be written that has what `newest` lacks."""
-    if newest is None:
-        return len(attempt.used) < FEWEST
-    return sum(digest not in newest.digests for digest in attempt.used) <= attempt.may_lack
+def _lacking(pack: Pack, used: list[Use]) -> int:
+    """The number of artifacts of `used` that the pack does not list, or has damaged."""
+    listed = {use.digest for use in pack.index.uses} - pack.damaged
+    return sum(use.digest not in listed for use in used)

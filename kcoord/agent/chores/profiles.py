@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import fault_of
-from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.parts import forget_superfluous, nearest_of, parts, roots, save_part
-from kcoord.profiles.profile_files import times_of_profiles
-from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
+from kcoord.latest import Latest
+from kcoord.packs.automatic import is_automatic
+from kcoord.packs.recipe import MOST_AT_ONCE, Recipe, add, merge, today
+from kcoord.packs.recipe_files import forget_superfluous, nearest_of, parts, roots, save_part, times_of_profiles
 from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices
@@ -24,6 +25,7 @@ from kcoord.telemetry.events import Notices
 _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory
 _EVERY = 1.0  # seconds between two parts
+_USED_WITHIN = 10  # days; a job may run once a week
 _SERVES = 10.0  # seconds that what was read serves: an agent and its node's pool ask at a job's start
 _MOST_LATEST, _MOST_RECIPES_OF_LATEST = 20, 10_000
 
@@ -43,6 +45,7 @@ class Profiles:
         self._store, self._local_dir, self._roots = store, local_dir, roots(store, local_dir)
         self._notices, self._trust = notices, trust
         self._profiles: dict[str, _Profile] = {}
+        self._begun: Latest[str, Collection[Recipe]] = Latest(_MOST_PROFILES)  # of each profile, as it was read first
         self._lane = Lane("profiles")
         self._readings: dict[str, asyncio.Future[list[Recipe]]] = {}  # of `recorded`, under way or of the last seconds
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
@@ -137,11 +140,34 @@ class Profiles:
                 self._readings.clear()  # the next job has what this one recorded
 
     def _read(self, name: str) -> list[Recipe]:
-        return self._read_exactly(nearest_of(self._roots, name))
+        name = nearest_of(self._roots, name)
+        shared = self._parts(self._roots[0], name)
+        if name not in self._begun and self._trust.required == bool(self._trust.keys):
+            self._begun[name] = shared
+        return self._merged([shared, *(self._parts(root, name) for root in self._roots[1:])])
 
-    def _read_exactly(self, name: str) -> list[Recipe]:
-        found = (parts(root / name, self._notices, self._checked_by(root), self._own(root)) for root in self._roots)
+    def _merged(self, found: Iterable[Collection[Recipe]]) -> list[Recipe]:
         return list(merge(recipe for recipes in found for recipe in recipes).values())
+
+    def _parts(self, root: Path, name: str) -> Collection[Recipe]:
+        return parts(root / name, self._notices, self._checked_by(root), self._own(root))
+
+    def _inherited(self, name: str) -> Iterator[Recipe]:
+        """Recipes that this agent's part holds for others: read as its job began, and used in the last days.
+
+        With keys, these alone that known keys have signed: the part is signed as a whole.
+        """
+        if name not in self._begun:
+            root = self._roots[0]
+            strict = Trust("require", self._trust.keys) if self._trust.keys else OFF
+            self._begun[name] = parts(
+                root / name, Notices(), strict if self._own(root) is None else OFF, self._own(root)
+            )
+        size, oldest = 0, today() - _USED_WITHIN
+        for recipe in self._begun[name]:
+            size += recipe.size
+            if recipe.day >= oldest and size <= _MOST_BYTES:
+                yield recipe
 
     def _latest(self) -> list[list[Recipe]]:
         times: dict[str, float] = {}
@@ -153,7 +179,7 @@ class Profiles:
         found: list[list[Recipe]] = []
         for name in sorted(times, key=lambda name: (-times[name], name))[:_MOST_LATEST]:
             if sum(map(len, found)) < _MOST_RECIPES_OF_LATEST:
-                found.append(self._read_exactly(name))
+                found.append(self._merged(self._parts(root, name) for root in self._roots))
         return found
 
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
@@ -164,7 +190,7 @@ class Profiles:
                 if root != here and self._store is not None:
                     StoreRoot(self._store).find()
                 kept = parts(here / name, self._notices, OFF, self._local_dir) if root != here else ()
-                whole = merge([*recipes, *kept]).values()
+                whole = merge([*recipes, *kept, *self._inherited(name)]).values()
                 written = save_part(root / name, whole, earlier, self._checked_by(root), self._own(root))
                 if earlier is None and is_automatic(name):
                     self._forget(root)

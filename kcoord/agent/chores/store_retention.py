@@ -1,4 +1,4 @@
-"""Retention in the store by its agents: bounds, the trash, merges of old parts of profiles, and a count of what is there.
+"""Retention in the store by its agents: bounds, the trash, old parts of profiles, and a count of what is there.
 
 One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
 the store if there is a bound, or if metrics are served; the other agents read the result.
@@ -22,8 +22,9 @@ from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
-from kcoord.retention.pinned import pinned_digests
-from kcoord.retention.store_collector import collect, compact_profiles, count
+from kcoord.retention.pins import kept_by_pins
+from kcoord.retention.store_collector import collect, count
+from kcoord.retention.tidying import tidy_parts
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
 from kcoord.units import bytes_text
@@ -31,7 +32,7 @@ from kcoord.units import bytes_text
 FIRST = 600.0  # seconds; a job that has just begun has better things to do
 EVERY = 3600.0
 READ_FIRST, READ_EVERY = 60.0, 600.0  # the result of another agent's pass: one small file
-MOST = 2000  # artifacts of one pass, and parts of profiles, and lists of needs
+MOST = 2000  # artifacts of one pass
 _LEASE = "gc"
 
 
@@ -70,7 +71,6 @@ class StoreRetention:
                 return
             async with leased(self._leases, _LEASE, self._token, self._ttl) as makes_pass:
                 if makes_pass:  # else another agent does
-                    await self._lane.run(lambda: self._compact(store))
                     await self._lane.run(lambda: self._collect(store))
                     if self._metered:
                         self._reading.begin()
@@ -90,21 +90,16 @@ class StoreRetention:
     def _collect(self, store: Path) -> None:
         """Raises `StoreError`."""
         if self._limits.any:
-            pinned = functools.partial(pinned_digests, store)
-            tell_collected("the store", collect(store, self._limits, pinned=pinned, most=MOST), self._notices)
+            found = collect(
+                store, self._limits, pinned=lambda: kept_by_pins(store, self._trust).names, trust=self._trust, most=MOST
+            )
+            tell_collected("the store", found, self._notices)
             return
         with suppress(OSError):
+            tidy_parts(store)
             Trash(store / LAYOUT / "trash", store).empty()  # of `kcoord gc`
         if self._metered:
             count(store)
-
-    def _compact(self, store: Path) -> None:
-        def failed(files: str, error: Exception) -> None:  # they can be read as they are
-            log.info("old %s were not merged: %s", files, error)
-
-        for files, merged in compact_profiles(store, lambda: self._trust, failed, MOST).items():
-            if merged:
-                log.info("%d old %s were merged", merged, files)
 
 
 def _is_turn(store: Path) -> bool:

@@ -7,13 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from kcoord.backends.cc.backend import Compile, CompilerBackend, CompilerFailed, status_of
+from kcoord.backends.cc.adapter import Compile, CompilerFailed, backend, status_of
 from kcoord.backends.cc.command import understood
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.interruption import let_through
 from kcoord.keys.tools import commands
-
-_backend = CompilerBackend()
 
 
 def run(line: Sequence[str]) -> int:
@@ -22,7 +20,7 @@ def run(line: Sequence[str]) -> int:
     if request is None:
         os.execvp(line[0], list(line))
     try:
-        return _backend.obtain(request, lambda: status_of(subprocess.run(line).returncode))
+        return backend.obtain(request, lambda: status_of(subprocess.run(line).returncode))
     except CompilerFailed as error:
         return error.status
     except OSError as error:  # of an output, which the compiler says in words of its own

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcoord.backends.cutedsl import mlir, pipelines
-from kcoord.backends.cutedsl.native import AFTERWARDS, NativeCompile
+from kcoord.backends.cutedsl.adapter import backend
+from kcoord.backends.cutedsl.request import AFTERWARDS, NativeCompile, Traced
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.interruption import let_through
-
-if TYPE_CHECKING:
-    from kcoord.backends.cutedsl.backend import CuTeDSLBackend, Traced
 
 _NEEDED = {"self", "module", "pipeline"}
 _DIAGNOSTICS = {"remark_filter", "warnings_filter", "remark_output", "collect_compiler_diagnostics"}
@@ -21,8 +19,8 @@ _LONGEST_NAME = 80  # characters; CuTe DSL's names list the types of all argumen
 _WITHOUT_EFFECT = {"arch", "cuda_toolkit", "enable_debug_info", "enable_verifier"}  # on code: for messages and checks
 
 
-@fails_open(lambda backend: None)
-def hook(backend: CuTeDSLBackend) -> None:
+@fails_open(lambda: None)
+def hook() -> None:
     """Idempotent."""
     compiler: Any = getattr(sys.modules["cutlass.base_dsl.compiler"], "Compiler", None)
     native = getattr(compiler, "compile", None)
@@ -38,7 +36,7 @@ def hook(backend: CuTeDSLBackend) -> None:
         request = _request(signature, native, self, args, kwargs)
         if request is None:
             return native(self, *args, **kwargs)
-        _obtain(backend, request)
+        _obtain(request)
         if getattr(self, AFTERWARDS):
             getattr(self, AFTERWARDS)(request.module)
         return request.module
@@ -57,7 +55,7 @@ def _is_known(native: Any) -> bool:
     )
 
 
-def _obtain(backend: CuTeDSLBackend, request: Traced) -> None:
+def _obtain(request: Traced) -> None:
     try:
         backend.obtain(request, request.compile)
     except OSError as error:
@@ -70,8 +68,6 @@ def _obtain(backend: CuTeDSLBackend, request: Traced) -> None:
 @fails_open(lambda *arguments: None)
 def _request(signature: Any, native: Any, compiler: Any, args: Any, kwargs: Any) -> Traced | None:
     """None if kcoord is off, or if these passes make no GPU code: those of a dump."""
-    from kcoord.backends.cutedsl.backend import Traced
-
     if coordinator_in_use() is None:
         return None
     given = signature.bind(compiler, *args, **kwargs).arguments

@@ -1,34 +1,42 @@
-"""Compiles that are not shared, and why."""
+"""Compiles that are not shared, and why; and FlyDSL's own cache, pickles that are read before the hook: off while kcoord shares.
+
+Its key leaves out attributes of global objects, lists in closures and helpers of other directories, and is made for the GPU of a
+function's first call. It stays as the user set it by ``FLYDSL_RUNTIME_ENABLE_CACHE``, where nothing is shared, and in a process
+that fills ``FLYDSL_RUNTIME_CACHE_DIR`` for others (``COMPILE_ONLY``). ``FLYDSL_RUNTIME_RUN_ONLY`` reads it in any case.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from kcoord.backends.flydsl.backend import Traced
+from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.flydsl.request import Traced
+from kcoord.keys.environment import Environment
 
-SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
+_SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
 """The user's word on FlyDSL's own cache."""
 _SHOWN = ("dump_ir", "dump_asm", "print_origin_ir", "print_after_all")
 _TRACED = "fly_ktrace."
 _KTRACE = "ktrace numbers its events in this process"
-ENVIRONMENT = ("FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR", "FLYDSL_KTRACE_ENABLE")
-"""The variables of `of_environment`."""
+_ENVIRONMENT = ("FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR", "FLYDSL_KTRACE_ENABLE")
+"""The variables of `_of_environment`."""
+_DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
+_environment = Environment((_SWITCH, _DIRECTORY, "COMPILE_ONLY", *_ENVIRONMENT))
 
 
-def against(request: Traced) -> str:
-    """Why `request` must not be shared; empty if it may be."""
+def reason_not_shared(request: Traced) -> str:
+    """The reason why `request` must not be shared; empty if it may be."""
     if request.links:
         return "it links libraries that its trace only names"
     if request.fixed not in ("", request.arch):
         return f"its jit function was first called for {request.fixed}, and FlyDSL keeps what it makes as such"
     if _TRACED in request.ir:
         return _KTRACE
-    return of_environment() or _of_user()
+    return _of_environment() or _of_user()
 
 
-def of_environment() -> str:
+def _of_environment() -> str:
     """Why nothing that this process compiles is shared; empty if it may be."""
     from flydsl.compiler import backends
     from flydsl.utils import env
@@ -48,9 +56,46 @@ def _of_user() -> str:
     """Why the user wants a compile to take place in this process; empty if nothing says so."""
     from flydsl.utils import env
 
-    if SWITCH in os.environ and not env.runtime.enable_cache:
-        return f"{SWITCH} is off"
+    if _SWITCH in os.environ and not env.runtime.enable_cache:
+        return f"{_SWITCH} is off"
     for name in _SHOWN:
         if getattr(env.debug, name, False):
             return f"{env.debug.options[name].env_var} shows each compile"
     return ""
+
+
+class _Switch:
+    """FlyDSL's setting, off unless it is wanted. Each launch reads it, and a script may assign to it."""
+
+    def __init__(self, native: Any, env: Any) -> None:
+        self._native, self._env = native, env
+        self._last: tuple[bytes | None, bool] = None, False
+
+    def __get__(self, settings: Any, kind: Any = None) -> Any:
+        if settings is None:
+            return self._native
+        token = _environment.token()
+        last = self._last
+        if last[0] != token:
+            last = self._last = token, _is_wanted(self._env)
+        return last[1] and self._native.__get__(settings, kind)
+
+
+def switch_off_own_cache(env: Any) -> None:
+    """`env` is FlyDSL's module of settings, which are read live."""
+    kind = type(env.runtime)
+    kind.enable_cache = _Switch(vars(kind)["enable_cache"], env)
+    if not _is_wanted(env):
+        if _DIRECTORY in os.environ and not env.runtime.run_only:
+            notices.tell(
+                f"{_DIRECTORY} is not used: kcoord shares FlyDSL's kernels; {_SWITCH}=1 keeps its own cache on"
+            )
+    elif _SWITCH in os.environ and env.runtime.enable_cache:
+        notices.tell(f"{_SWITCH} is set: FlyDSL's own cache answers before kcoord, and may be stale")
+
+
+@fails_open(lambda env: True)
+def _is_wanted(env: Any) -> bool:
+    """True if FlyDSL's own setting holds."""
+    fills = _DIRECTORY in os.environ and env.compile.compile_only
+    return _SWITCH in os.environ or fills or bool(_of_environment())

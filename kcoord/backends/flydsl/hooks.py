@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.flydsl import llvm_options, own_cache
+from kcoord.backends.flydsl import conditions, llvm_options
+from kcoord.backends.flydsl.adapter import backend
+from kcoord.backends.flydsl.request import Traced
 from kcoord.backends.wrapping import differing, is_wrapped, wraps
-
-if TYPE_CHECKING:
-    from kcoord.backends.flydsl.backend import FlyDSLBackend, Traced
 
 _NEEDED = dict.fromkeys((
     "compiler.jit_function:JitFunction._ensure_sig", "compiler.jit_function:CompilationContext.get_compile_hints",
@@ -33,8 +32,8 @@ class _Calling(threading.local):
 _calling = _Calling()
 
 
-@fails_open(lambda backend: None)
-def hook(backend: FlyDSLBackend) -> None:
+@fails_open(lambda: None)
+def hook() -> None:
     """Idempotent."""
     if name := differing("flydsl", _NEEDED):
         notices.tell(f"this FlyDSL's {name.partition(':')[2]} differs: its kernels are compiled by each rank")
@@ -44,10 +43,10 @@ def hook(backend: FlyDSLBackend) -> None:
 
     if is_wrapped(jit_function.MlirCompiler.compile):
         return
-    own_cache.switch_off(env)
+    conditions.switch_off_own_cache(env)
     llvm_options.watch(sys.modules.get("flydsl._mlir._mlir_libs._mlirDialectsFly"))
     _hook_calls(jit_function.JitFunction)
-    _hook_compiles(jit_function.MlirCompiler, backend)
+    _hook_compiles(jit_function.MlirCompiler)
 
 
 def _hook_calls(functions: Any) -> None:
@@ -62,7 +61,7 @@ def _hook_calls(functions: Any) -> None:
     functions._ensure_sig = ensure_sig
 
 
-def _hook_compiles(compiler: Any, backend: FlyDSLBackend) -> None:
+def _hook_compiles(compiler: Any) -> None:
     native = vars(compiler)["compile"].__func__
 
     @wraps(native)
@@ -81,8 +80,6 @@ def _request(module: Any, arch: str, function: str, links: Any, natively: Any) -
     """None if kcoord is off."""
     from flydsl.compiler import backends, jit_function
     from flydsl.utils import env
-
-    from kcoord.backends.flydsl.backend import Traced
 
     if coordinator_in_use() is None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from kcoord.backends.inductor.backend import UNIT
+from kcoord.backends.inductor.request import UNIT
 
 _COLLECTIVE = {
     "torch._inductor.config": (

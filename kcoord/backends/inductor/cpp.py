@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
-from kcoord.backends.steps import UNLOADED
+from kcoord.backends.backend import UNLOADED, Backend
 from kcoord.errors import KeyFactorError
 from kcoord.files.atomic import locked, replace_file
 from kcoord.interruption import let_through
@@ -116,14 +115,14 @@ class CppBackend(Backend[Build, None]):
                 replace_file(target, (artifact.path / target.name).read_bytes())
 
 
-_backend = CppBackend()
+backend = CppBackend()
 
 
 def build(lock_path: str, cpp_builders: Sequence[Any]) -> None:
     """As torch's ``_worker_compile_cpp``. The file is not locked while another rank builds."""
     request = Build(tuple(cpp_builders), lock_path)
     if not _is_there(request):
-        _backend.obtain(request, lambda: _build(request))
+        backend.obtain(request, lambda: _build(request))
 
 
 def _is_there(request: Build) -> bool:

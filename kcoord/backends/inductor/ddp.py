@@ -21,8 +21,8 @@ from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.inductor import conditions, scopes
-from kcoord.backends.inductor.backend import UNIT
+from kcoord.backends.inductor import compiles, conditions
+from kcoord.backends.inductor.request import UNIT
 
 Compile = Callable[..., Callable[..., Any]]
 
@@ -83,9 +83,9 @@ class _Unit:
         assert self._task is not None
         compiler, graph, args, configs = self._task
         try:
-            with tracing(self._context), scopes.passing_over(not waits):
+            with tracing(self._context), compiles.passing_over(not waits):
                 self._compiled = compiler(graph, args, **configs)
-        except scopes.Passed:
+        except compiles.Passed:
             self._surroundings = _Surroundings()
             return
         finally:

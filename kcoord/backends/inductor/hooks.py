@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import conditions, cpp, donation, place, scopes, tuning
+from kcoord.backends.inductor import compiles, conditions, cpp, donation, place, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
-from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
-from kcoord.backends.inductor.scopes import Scope
+from kcoord.backends.inductor.compiles import OpenCompile
+from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
 from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
@@ -68,7 +68,7 @@ def hook() -> None:
         from torch._dynamo.backends.distributed import SubmodCompiler
         from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 
-        from kcoord.backends.inductor import ddp
+        from kcoord.backends.inductor import ddp  # here, because it imports names that not every torch has
 
         _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
         _wrap(SubmodCompiler, "__init__", ddp.made)
@@ -127,7 +127,7 @@ def _unit(shared: bool, native: Callable[..., Any], aot: Any, gm: Any, inputs: A
     place.look()
     with (
         _tagged(_is_spread(gm, inputs)),
-        Scope(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
+        OpenCompile(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
     ):
         return native(aot, gm, inputs, **kwargs)
 
@@ -143,10 +143,10 @@ def _tell_of_devices(inputs: Any) -> None:
 
 
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
-    if scopes.leading() is not None:  # its unit is shared whole
+    if compiles.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
     place.look()
-    with _tagged(), _told_apart(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
+    with _tagged(), _told_apart(), OpenCompile(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
 
 
@@ -177,7 +177,7 @@ def _backward_with_forward(
     *compilers: Any,
 ) -> Any:
     """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would."""
-    scope = scopes.leading()
+    open_compile = compiles.leading()
 
     def compile(config: Any) -> Any:
         return native(
@@ -190,12 +190,12 @@ def _backward_with_forward(
             *compilers,
         )
 
-    if scope is None or scope.kind != UNIT:
+    if open_compile is None or open_compile.kind != UNIT:
         return compile(aot_config)
     try:
         return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
     except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
-        scope.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
+        open_compile.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
         return compile(aot_config)
 
 
@@ -225,14 +225,16 @@ def _lookup(
 
 @fails_open(lambda *arguments: None)
 def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], bool], hints: list[int]) -> Any:
-    scope = scopes.innermost()
-    if scope is None:
+    open_compile = compiles.innermost()
+    if open_compile is None:
         return None
-    if scope.kind == kind and scope.asked is None:
+    if open_compile.kind == kind and open_compile.asked is None:
         if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
-            scope.problem = _told(UNIT, "torch has drawn its key at random")
-        scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
-    for content in scope.given.get((kind, key), ()):
+            open_compile.problem = _told(UNIT, "torch has drawn its key at random")
+        open_compile.ask(
+            Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), open_compile.problem)
+        )
+    for content in open_compile.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
             return entry, content, {"cache_status_detailed": "hit"}
@@ -258,9 +260,9 @@ def _keyed(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @fails_open(lambda why: None)
 def _withhold(why: str) -> None:
     """A graph of the unit that this rank leads cannot be cached: ranks that wait need not wait for its end."""
-    scope = scopes.leading()
-    if scope is not None and scope.kind == UNIT:
-        scope.withhold(f"torch does not cache its graph: {why}")
+    open_compile = compiles.leading()
+    if open_compile is not None and open_compile.kind == UNIT:
+        open_compile.withhold(f"torch does not cache its graph: {why}")
 
 
 def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:
@@ -268,7 +270,7 @@ def _recording(native: Callable[..., Any], artifact_type: str, key: str, content
     _record(artifact_type, key, content)
 
 
-_record = fails_open(lambda *arguments: None)(scopes.record)
+_record = fails_open(lambda *arguments: None)(compiles.record)
 
 
 def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor.backend import CACHE
+from kcoord.backends.inductor import CACHE
 from kcoord.default_dir import takes_libraries
 from kcoord.interruption import let_through
 

@@ -1,0 +1,13 @@
+"""NineToothed: Triton kernels from arrangements of tensors, and libraries of them."""
+
+from kcoord.backends.compiler import Compiler
+
+COMPILER = Compiler(
+    "ninetoothed",
+    "kcoord.backends.ninetoothed.adapter:backend",
+    # after torch and Triton, which may install kcoord, and after all that is hooked
+    modules={"ninetoothed.make": "kcoord.backends.ninetoothed.hooks"},
+    packages={"ninetoothed": (0, 25), "triton": (3, 4)},
+    recipes=("ninetoothed",),
+    portable=False,  # NineToothed compiles for the GPU that it finds
+)

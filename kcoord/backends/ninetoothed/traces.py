@@ -37,24 +37,6 @@ class _Calls(threading.local):
 calls = _Calls()
 
 
-class Premake:
-    """A build's `premake`, in a process of its pool: what is generated there is recorded in the directory `place`."""
-
-    def __init__(self, premake: Any, place: Path) -> None:
-        self.__wrapped__, self._place = premake, place  # `inspect.signature` follows the first
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._attend()
-        return self.__wrapped__(*args, **kwargs)
-
-    @fails_open(lambda self: None)
-    def _attend(self) -> None:
-        from kcoord.backends.ninetoothed import hooks
-
-        hooks.hook(None)
-        calls.recorded = self._place
-
-
 def of_build(build: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The trace of each configuration of a build, and what the build does with it. `build` is NineToothed's module.
 

@@ -1,30 +1,25 @@
-"""FlashInfer's and tvm_ffi's builds: they write a ninja file, run ninja in a directory that ranks may share, and load a library.
+"""FlashInfer's and tvm_ffi's builds, as requests.
 
-Ninja's run is answered by the backend: the library is put where the builder expects it, whole, and only if it differs.
+They write a ninja file, run ninja in a directory that ranks may share, and load a library. It is put where the builder expects
+it, whole, and only if it differs.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
-from kcoord.backends.ninja.backend import Library
-from kcoord.backends.ninja.inputs import inputs_of
-from kcoord.backends.wrapping import is_wrapped, wraps
+from kcoord.backends.ninja.request import Library, inputs_of
 from kcoord.files.atomic import replace_file
 from kcoord.keys.packages import identity_of
 
-if TYPE_CHECKING:
-    from kcoord.backends.ninja.backend import NinjaBackend
-
 Ninja = Callable[[Path, Path], None]
 """Runs a ninja file: the directory to run in, and the file."""
-_NAME = "build.ninja"
+NAME = "build.ninja"
 _NOT_SHARED = ("embed_cubin", "subninja")
 """Steps that are no compiles, and files of several libraries."""
 
@@ -41,8 +36,8 @@ class Directory(Library):
 
     def build(self, directory: Path) -> None:
         text = self.text.replace(str(self.moved), str(directory)) if self.moved else self.text
-        (directory / _NAME).write_text(text)
-        self.ninja(directory, directory / _NAME)
+        (directory / NAME).write_text(text)
+        self.ninja(directory, directory / NAME)
 
     def load(self, directory: Path) -> None:
         content = (directory / self.file).read_bytes()
@@ -54,45 +49,8 @@ class Directory(Library):
         return {"package": identity_of(self.package)}
 
 
-def hook(backend: NinjaBackend) -> None:
-    """Hook those that are imported. Idempotent."""
-    for module, name in (("flashinfer.jit.core", "run_ninja"), ("tvm_ffi.cpp.extension", "build_ninja")):
-        native = getattr(sys.modules.get(module), name, None)
-        if native is not None and not is_wrapped(native):
-            shared = _flashinfer if name == "run_ninja" else _tvm_ffi
-            setattr(sys.modules[module], name, shared(native, backend))
-
-
-def _flashinfer(native: Any, backend: NinjaBackend) -> Callable[..., None]:
-    @wraps(native)
-    def run_ninja(workdir: Path, ninja_file: Path, *more: Any, **named: Any) -> None:
-        def ninja(directory: Path, file: Path) -> None:
-            native(directory, file, *more, **named)
-
-        _build(backend, "flashinfer", Path(workdir), Path(ninja_file), ninja)
-
-    return run_ninja
-
-
-def _tvm_ffi(native: Any, backend: NinjaBackend) -> Callable[..., None]:
-    @wraps(native)
-    def build_ninja(build_dir: str) -> None:
-        place = Path(build_dir)
-        _build(backend, "tvm_ffi", place, place / _NAME, lambda directory, _: native(str(directory)))
-
-    return build_ninja
-
-
-def _build(backend: NinjaBackend, package: str, workdir: Path, file: Path, ninja: Ninja) -> None:
-    request = _request(package, workdir.resolve(), file.resolve(), ninja)
-    if request is None:
-        ninja(workdir, file)
-    else:
-        backend.obtain(request, lambda: ninja(workdir, file))
-
-
 @fails_open(lambda *arguments: None)
-def _request(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directory | None:
+def request_of(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directory | None:
     """None for a build that its builder is left to do."""
     coordinator = coordinator_in_use()
     if coordinator is None:

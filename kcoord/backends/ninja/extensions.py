@@ -1,41 +1,27 @@
-"""``torch.utils.cpp_extension``'s ``load`` and ``load_inline``: ``_jit_compile``, below them, is answered by the backend."""
+"""Extensions that ``torch.utils.cpp_extension``'s ``load`` and ``load_inline`` build, as requests."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.ninja.backend import Library
-from kcoord.backends.ninja.inputs import inputs_of
-from kcoord.backends.wrapping import is_wrapped, wraps
-from kcoord.files.atomic import replace_file
+from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.backends.ninja.request import Library, inputs_of
 from kcoord.keys.tools.commands import Inputs
 
-if TYPE_CHECKING:
-    from kcoord.backends.ninja.backend import NinjaBackend
-
-_NEEDED = ("JIT_EXTENSION_VERSIONER", "_write_ninja_file_and_build_library", "_write_ninja_file_to_build_library",
-           "_import_module_from_library", "_prepare_ldflags", "_maybe_write", "LIB_EXT")  # fmt: skip
-_LISTS = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths")
-_PARAMETERS = {
-    "name", "sources", *_LISTS, "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
-    "is_standalone", "keep_intermediates",
-}  # fmt: skip
+LISTS = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths")
 _GENERATED = 3600.0  # seconds since a source was written for which a job may write it again and again
 _ABOVE = re.compile(rb'include\s*"\.\./')
 
-_loaded: dict[str, tuple[tuple[str, ...], Path]] = {}
+loaded: dict[str, tuple[tuple[str, ...], Path]] = {}
 """Of each extension in this process, the digests of its sources and headers, and where it is from. One whose files have not
 changed is not loaded from another place: the operators that it registers would be registered again, which ends the process."""
 
@@ -96,77 +82,13 @@ class Extension(Library):
     def load(self, directory: Path) -> Any:
         from torch.utils import cpp_extension
 
-        _loaded[self.name] = self.inputs.files, directory
+        loaded[self.name] = self.inputs.files, directory
         return cpp_extension._import_module_from_library(self.name, str(directory), self.is_python_module)
 
     def factors(self) -> Mapping[str, Any]:
         import torch
 
         return {"module": self.is_python_module, "torch": (str(torch.__version__), torch.version.git_version)}
-
-
-@fails_open(lambda backend: None)
-def hook(backend: NinjaBackend) -> None:
-    """Idempotent."""
-    from torch.utils import cpp_extension
-
-    native = cpp_extension._jit_compile
-    if is_wrapped(native):
-        return
-    signature = inspect.signature(native)
-    missing = [name for name in _NEEDED if not hasattr(cpp_extension, name)]
-    missing += sorted(set(signature.parameters) - _PARAMETERS)
-    if missing:
-        notices.tell(f"this torch's cpp_extension differs in {missing[0]}: extensions are built by each rank")
-        return
-
-    @wraps(native)
-    def jit_compile(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        with _versions(cpp_extension.JIT_EXTENSION_VERSIONER, given.arguments["name"]) as back:
-
-            def compile() -> Any:
-                back()
-                return native(*args, **kwargs)
-
-            request = request_of(given.arguments)
-            if request is None:
-                return compile()
-            files, place = _loaded.get(request.name, ((), request.place))
-            if files == request.inputs.files and (place / request.file).exists():
-                return request.load(place)
-            return backend.obtain(request, functools.partial(_from, request, compile))
-
-    cpp_extension._jit_compile = jit_compile
-    cpp_extension._maybe_write = _maybe_write
-
-
-def _from(request: Extension, compile: Callable[[], Any]) -> Any:
-    """Torch's own, which is in its own directory."""
-    made = compile()
-    _loaded[request.name] = request.inputs.files, request.place
-    return made
-
-
-@contextmanager
-def _versions(versioner: Any, name: str) -> Iterator[Callable[[], None]]:
-    """A block in which the extension `name` may get its next version; the function that it is given takes that back."""
-    before = versioner.entries.get(name)
-
-    def back() -> None:
-        versioner.entries.pop(name, None)
-        if before is not None:
-            versioner.entries[name] = before
-
-    yield back
-
-
-def _maybe_write(filename: str, new_content: str) -> None:
-    """As torch's: ``load_inline``'s sources. Ranks that share the directory read the whole file or none."""
-    path = Path(filename)
-    if not path.exists() or path.read_text() != new_content:
-        replace_file(path, new_content.encode())
 
 
 @fails_open(lambda arguments: None)
@@ -178,7 +100,7 @@ def request_of(arguments: Mapping[str, Any]) -> Extension | None:
     if coordinator is None or arguments["is_standalone"] or torchs.IS_HIP_EXTENSION or arguments.get("with_sycl"):
         return None
     sources = [str(Path(source).absolute()) for source in arguments["sources"]]
-    lists = {name: list(arguments.get(name) or ()) for name in _LISTS}
+    lists = {name: list(arguments.get(name) or ()) for name in LISTS}
     with_cuda = arguments["with_cuda"]
     if with_cuda is None:
         with_cuda = any(map(torchs._is_cuda_file, sources))

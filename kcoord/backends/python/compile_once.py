@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
-from kcoord.backends.python.recipes import recipe_of, replay_call
-from kcoord.backends.steps import UNLOADED
+from kcoord.backends.backend import UNLOADED, Backend
 from kcoord.errors import KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import ABSENT
 
@@ -83,14 +81,14 @@ def compile_once(
                 return handle
             if on_drift == "raise":
                 live.check(asked)
-            handle = _BACKEND.obtain(_Request(compiles, asked, args, kwargs), _no_native_compiler)
+            handle = backend.obtain(_Request(compiles, asked, args, kwargs), _no_native_compiler)
             live.served(asked)
             return handle
 
         def warm(args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool, target: GPUTarget | None = None) -> str:
             """For `kcoord.warmup`: ``compiled``, ``loaded`` (nothing is loaded yet) or, without `waits`, ``busy``."""
             asked = live.of(args, kwargs, target)
-            return _BACKEND.prepare(_Request(compiles, asked, args, kwargs, records=False), waits)
+            return backend.prepare(_Request(compiles, asked, args, kwargs, records=False), waits)
 
         call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]
         call.warm = warm  # type: ignore[attr-defined]
@@ -122,8 +120,7 @@ class PythonBackend(Backend[_Request, Any]):
     """`compile_once`. Its callers use kcoord by name: they get errors, and `CompileFailed` if another rank failed, too."""
 
     name = "python"
-    recipes = ("python",)
-    explicit = True
+    raises_errors = True
 
     def label(self, request: _Request) -> str:
         return request.of.function.__qualname__
@@ -156,7 +153,7 @@ class PythonBackend(Backend[_Request, Any]):
         return replay_call(function, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
 
 
-_BACKEND = PythonBackend()
+backend = PythonBackend()
 
 
 def _no_native_compiler() -> Any:
@@ -165,3 +162,25 @@ def _no_native_compiler() -> Any:
 
 def _several(names: Any) -> tuple[Any, ...]:
     return (names,) if isinstance(names, (str, os.PathLike)) else tuple(names)
+
+
+def recipe_of(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: GPUTarget | None, seconds: float
+) -> Recipe | None:
+    """The recipe of a call; None if the function cannot be imported, or an argument is no plain value."""
+    module, qualname = function.__module__, function.__qualname__
+    if module == "__main__" or "<locals>" in qualname:
+        return None
+    return Recipe.of("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds)
+
+
+def replay_call(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool, target: GPUTarget | None = None
+) -> str:
+    """``compiled``, ``loaded`` or, without `waits`, ``busy``."""
+    if not hasattr(function, "warm"):
+        raise KcoordError(
+            f"{getattr(function, '__qualname__', function)} is no compile function: decorate it with compile_once"
+        )
+    how: str = function.warm(args, kwargs, waits, target)
+    return how

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.tilelang import callbacks, tuning
+from kcoord.backends.tilelang import callbacks, cubins, tuning
+from kcoord.backends.tilelang.adapter import backend
+from kcoord.backends.tilelang.request import Kernel
 from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.errors import KeyFactorError
-
-if TYPE_CHECKING:
-    from kcoord.backends.tilelang.backend import Kernel, TileLangBackend
 
 _METHODS = {
     "_generate_key": {"func", "out_idx", "execution_backend", "args", "target", "target_host", "pass_configs", "compile_flags"},
@@ -32,33 +28,14 @@ _METHODS = {
 }  # fmt: skip
 
 
-class _Compiling(threading.local):
-    """`active` while this thread compiles what is to be published."""
-
-    active = False
-
-
 class _Key(str):
     """The key that TileLang's cache uses in memory and for its directories, with the request that it was made of."""
 
     request: Kernel
 
 
-_compiling = _Compiling()
-
-
-@contextmanager
-def without_cubins() -> Iterator[None]:
-    """TileLang's cache of nvcc's output is left out: its key holds neither compilers nor templates."""
-    before, _compiling.active = _compiling.active, True
-    try:
-        yield
-    finally:
-        _compiling.active = before
-
-
-@fails_open(lambda backend: None)
-def hook(backend: TileLangBackend) -> None:
+@fails_open(lambda: None)
+def hook() -> None:
     """Idempotent."""
     from tilelang.autotuner.tuner import AutoTuner
     from tilelang.cache.cuda_binary_cache import CUDABinaryCache
@@ -71,8 +48,8 @@ def hook(backend: TileLangBackend) -> None:
         notices.tell(f"this TileLang's {differs} differs: its kernels are compiled by each rank")
         return
     callbacks.watch()
-    _hook_kernels(KernelCache, backend)
-    _hook_cubins(CUDABinaryCache)
+    _hook_kernels(KernelCache)
+    cubins.hook(CUDABinaryCache)
     if missing := [name for name in tuning.METHODS if not hasattr(AutoTuner, name)]:
         notices.tell(f"this TileLang's AutoTuner has no {missing[0]}: its choices are made by each rank")
     else:
@@ -84,13 +61,13 @@ def _parameters(cache: Any, name: str) -> set[str]:
     return set(inspect.signature(method).parameters) - {"self"} if method else set()
 
 
-def _hook_kernels(cache: Any, backend: TileLangBackend) -> None:
+def _hook_kernels(cache: Any) -> None:
     native_key, native_load = cache._generate_key, cache._load_kernel_from_disk
 
     @functools.wraps(native_key)
     def generate_key(self: Any, *args: Any, **kwargs: Any) -> str:
         given = inspect.signature(native_key).bind(self, *args, **kwargs).arguments
-        return _keyed(backend, given) or native_key(self, *args, **kwargs)
+        return _keyed(given) or native_key(self, *args, **kwargs)
 
     @wraps(native_load)
     def load(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
@@ -107,10 +84,8 @@ def _hook_kernels(cache: Any, backend: TileLangBackend) -> None:
 
 
 @fails_open(lambda *arguments: None)
-def _keyed(backend: TileLangBackend, given: dict[str, Any]) -> _Key | None:
+def _keyed(given: dict[str, Any]) -> _Key | None:
     """None if kcoord is off, or the kernel is not shared: then TileLang keeps it by its own key."""
-    from kcoord.backends.tilelang.backend import Kernel
-
     if coordinator_in_use() is None:
         return None
     request = Kernel(
@@ -134,17 +109,3 @@ def _keyed(backend: TileLangBackend, given: dict[str, Any]) -> _Key | None:
     found = _Key(key.digest)
     found.request = replace(request, key=key)
     return found
-
-
-def _hook_cubins(cache: Any) -> None:
-    load, save = cache.load, cache.save
-
-    @functools.wraps(load)
-    def load_if_asked(*args: Any, **kwargs: Any) -> Any:
-        return None if _compiling.active else load(*args, **kwargs)
-
-    @functools.wraps(save)
-    def save_if_asked(*args: Any, **kwargs: Any) -> Any:
-        return None if _compiling.active else save(*args, **kwargs)
-
-    cache.load, cache.save = load_if_asked, save_if_asked

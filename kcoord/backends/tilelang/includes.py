@@ -12,12 +12,10 @@ import re
 import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kcoord.backends.tilelang.request import Kernel
 from kcoord.errors import KeyFactorError
-
-if TYPE_CHECKING:
-    from kcoord.backends.tilelang.backend import Kernel
 
 _DEVICE_FLAGS = "tl.device_compile_flags"
 _VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")

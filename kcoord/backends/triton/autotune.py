@@ -14,7 +14,8 @@ A choice is checked before it is used: it must be one of the configurations that
 A rank on whose GPU it does not run tunes, and keeps what it finds.
 
 Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
-choice, as without kcoord. Not shared at all: choices that `kcoord.backends.triton.choice_key` can give no key.
+choice, as without kcoord. So does a rank that was measuring when its first compile brought kcoord, by Triton's cache manager
+alone. Not shared at all: choices that `kcoord.backends.triton.choice_key` can give no key.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from triton import knobs
@@ -41,12 +40,11 @@ from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
 from kcoord.backends.triton.measuring import Measuring
-from kcoord.backends.triton.recipes import trying
-from kcoord.backends.triton.upcoming import recipes_of
+from kcoord.backends.triton.recipes import recipes_of, trying
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 
@@ -157,7 +155,6 @@ def hook() -> None:
     measures = getattr(Autotuner, "_bench", None)
     if measures is not None and list(inspect.signature(measures).parameters) == ["self", "args", "config", "meta"]:
         Autotuner._bench = _measuring(measures)
-    _join(sys._getframe())
 
 
 def _asks(autotuner: Autotuner) -> bool:
@@ -328,38 +325,3 @@ def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) ->
 @fails_open(lambda tuning, config, timings: config)
 def _settled(tuning: _Tuning, config: Any, timings: dict[Any, Any] | None) -> Any:
     return tuning.settle(config, timings if isinstance(timings, dict) else None)
-
-
-class _Joined(dict[Any, Any]):
-    """The choices of an autotuner that this thread was measuring for when kcoord came, until it puts one in.
-
-    It takes part from then on: where only Triton's cache manager is set, the first compile brings kcoord, and is often there.
-    """
-
-    def __init__(self, autotuner: Autotuner) -> None:
-        super().__init__(autotuner.cache)
-        self._autotuner, self._known = autotuner, autotuner.cache
-
-    def __setitem__(self, key: Any, config: Any) -> None:
-        self._autotuner.cache = self._known
-        frame = sys._getframe(1)
-        if _measures(frame):
-            found = frame.f_locals
-            tuning = _tuning(self._autotuner, key, found["pruned_configs"], found["args"], found["kwargs"])
-            config = config if tuning is None else _settled(tuning, config, found["timings"])
-        self._known[key] = config
-
-
-def _measures(frame: FrameType) -> bool:
-    """True for the frame of the function inside `Autotuner.run` that measures."""
-    wanted = {"self", "args", "kwargs", "pruned_configs"}
-    return frame.f_globals.get("__name__") == Autotuner.__module__ and wanted <= set(frame.f_code.co_freevars)
-
-
-@fails_open(lambda frame: None)
-def _join(frame: FrameType | None) -> None:
-    while frame is not None and not _measures(frame):
-        frame = frame.f_back
-    if frame is not None and type(frame.f_locals["self"].cache) is dict:
-        autotuner = frame.f_locals["self"]
-        autotuner.cache = _Joined(autotuner)

@@ -4,7 +4,7 @@ Triton resolves ``TRITON_CACHE_MANAGER`` to `TritonCacheManager` and calls ``get
 ``put_group``; afterwards it reads the files back through the dictionary that it passed, which is why ``put_group`` edits
 it. A kernel's artifact lies at ``$TRITON_CACHE_DIR/<key>/``, the layout that Triton and Inductor read themselves.
 
-Triton never tells a cache manager that a compile *failed*: `kcoord.backends.abandoned` finds out.
+Triton never tells a cache manager that a compile *failed*: `kcoord.backends.abandoned_frames` finds out.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from triton.runtime.cache import FileCacheManager
 
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER
-from kcoord.backends import abandoned
-from kcoord.backends.base import Bypassed
+from kcoord.backends import abandoned_frames
+from kcoord.backends.backend import Bypassed
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.triton import folding
+from kcoord.backends.triton import GROUP, OLDEST, adapter, base32, folding
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
-from kcoord.backends.triton import upcoming as triton_upcoming
-from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32
-from kcoord.backends.triton.modules import Module, TritonModules
+from kcoord.backends.triton.request import Kernel, Module
 from kcoord.backends.wrapping import is_wrapped
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
@@ -43,8 +41,6 @@ try:
     from triton import knobs
 except ImportError:  # before 3.4, which `supported` leaves alone
     knobs = None
-
-_kernels, _modules = TritonBackend(), TritonModules()
 
 
 class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
@@ -68,26 +64,26 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
-        if triton_upcoming.listing.active:
-            raise triton_upcoming.Listed(*(frame.f_locals.get(name) for name in ("src", "target", "options")))
+        if triton_recipes.listing.active:
+            raise triton_recipes.Listed(*(frame.f_locals.get(name) for name in ("src", "target", "options")))
         if self._coordinator is None:
             return cast("dict[str, str] | None", FileCacheManager.get_group(self, filename))
         kernel = self._kernel = self._asked_for(filename, frame.f_locals)
         replaying = triton_recipes.replaying
-        found = _kernels.begin(kernel, waits=replaying.waits, loads=not replaying.active)
+        found = adapter.backend.begin(kernel, waits=replaying.waits, loads=not replaying.active)
         if isinstance(found, Bypassed):
-            key = _kernels.key(kernel)
+            key = adapter.backend.key(kernel)
             usable = not kernel.problem and not knobs.compilation.always_compile
-            artifact = self._coordinator.find(key, kernel.home, _kernels.target(kernel)) if usable else None
+            artifact = self._coordinator.find(key, kernel.home, adapter.backend.target(kernel)) if usable else None
             found = artifact or self._coordinator.private(key, kernel.home)
         elif replaying.active and not isinstance(found, Compilation):
             # it is loaded when it is used
             raise triton_recipes.Settled("busy" if isinstance(found, Busy) else "loaded")
         if isinstance(found, Artifact):
-            return _kernels.load(kernel, found)
+            return adapter.backend.load(kernel, found)
         assert isinstance(found, Compilation)
         self._compilation = found
-        abandoned.register(found, frame)
+        abandoned_frames.register(found, frame)
         return None
 
     def _asked_for(self, filename: str, compile_locals: Mapping[str, Any]) -> Kernel:
@@ -119,7 +115,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         compilation = self._compilation
         if compilation is None or self._coordinator is None:
             return self._put_natively(data, filename, binary)
-        abandoned.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
+        abandoned_frames.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
         content = self._stored[filename] = data if isinstance(data, bytes) else str(data).encode()
         path = compilation.staging / filename
         try:
@@ -137,10 +133,10 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if self._module is None:
             return str(path)
         self._compilation = None
-        artifact = _modules.finish(self._module, compilation)
+        artifact = adapter.modules.finish(self._module, compilation)
         if triton_launchers.ahead.active and compilation.shared:
             raise triton_launchers.Done  # it is loaded when it is used
-        return str(path) if artifact is None else _modules.load(self._module, artifact)
+        return str(path) if artifact is None else adapter.modules.load(self._module, artifact)
 
     def _put_natively(self, data: Any, filename: str, binary: bool) -> str:
         """As Triton does. If the directory that kcoord gave Triton takes no file: where it would without kcoord."""
@@ -169,8 +165,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         except OSError as error:
             let_through(error)
             compilation.shared = False
-        artifact = _kernels.finish(self._kernel._replace(files=(*group, listing.name)), compilation)
-        published = {} if artifact is None else _kernels.load(self._kernel, artifact)
+        artifact = adapter.backend.finish(self._kernel._replace(files=(*group, listing.name)), compilation)
+        published = {} if artifact is None else adapter.backend.load(self._kernel, artifact)
         if filename in published:
             group.clear()
             group.update(published)
@@ -202,14 +198,14 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return cast("str | None", FileCacheManager.get_file(self, filename)) if self._may_read() else None
         ahead = triton_launchers.ahead.active
         module = Module(filename, self.key, Path(knobs.cache.dir))
-        found = _modules.begin(module, waits=not ahead, loads=not ahead)
+        found = adapter.modules.begin(module, waits=not ahead, loads=not ahead)
         if ahead and not isinstance(found, Compilation):
             raise triton_launchers.Done
         if isinstance(found, Artifact):
-            return _modules.load(module, found)
+            return adapter.modules.load(module, found)
         if isinstance(found, Compilation):
             self._module, self._compilation = module, found
-            abandoned.register(found, sys._getframe(2))
+            abandoned_frames.register(found, sys._getframe(2))
         return None
 
 
@@ -240,14 +236,14 @@ def hook() -> None:
 
     for namespace in (triton.compiler.compiler, triton.compiler, triton):
         if not is_wrapped(namespace.compile):
-            namespace.compile = abandoned.wrap(namespace.compile)
+            namespace.compile = abandoned_frames.wrap(namespace.compile)
     folding.hook()
     watch_temporary_directories()
     triton_key.hook(coordinator.settings.local_dir)
     triton_key.hook_libraries(coordinator.settings.local_dir)
-    from kcoord.backends.triton import autotune as triton_autotune  # not before `supported`
+    from kcoord.backends.triton import autotune  # not before `supported`: older releases lack what it imports
 
-    triton_autotune.hook()
+    autotune.hook()
 
 
 def supported() -> bool:

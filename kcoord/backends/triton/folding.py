@@ -15,7 +15,7 @@ from triton.compiler.compiler import ASTSource, IRSource
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.triton.backend import base32, hexadecimal
+from kcoord.backends.triton import base32, hexadecimal
 from kcoord.backends.triton.inputs import (
     CODE,
     Inputs,

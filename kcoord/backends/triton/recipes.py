@@ -2,12 +2,17 @@
 
 A recipe names what to compile; its key is computed anew where it is replayed, so a profile outlives a change of Triton, of the
 kernel's source and, with another target, of the GPU. Options are kept only where they differ from the target's defaults.
+
+`recipes_of` lists the compiles that an autotuner's measurements will begin: announced, they are done at once by the node's pool.
+Without that, ranks that tune in step compile one configuration after another. A configuration's signature and constants follow
+from its launch, which Triton itself runs here up to the place where it looks into its cache.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,9 +24,10 @@ from triton.runtime.jit import JITFunction
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton.script import Unreplayable as Unreplayable
 from kcoord.backends.triton.script import kernel_of_script
+from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.function.lookup import jit_function
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import MOST_AT_ONCE, TRIED, Recipe
 
 _SCALARS = (type(None), bool, int, float, str)
 
@@ -73,12 +79,14 @@ def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int
     return Recipe.of("triton", module, qualname, call, f"{target.backend}:{target.arch}", seconds, order)
 
 
-def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
+def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
     """Compile `recipe`, unless it is there (``loaded``) or, without `waits`, another rank is at it (``busy``).
 
     Raises the exceptions of the import and of the compile, and `Unreplayable`.
     """
     function = _resolve(recipe.module, recipe.qualname)
+    if target is None:
+        raise Unreplayable(f"{recipe.qualname}: its recipe names no GPU")
     call = recipe.call
     constants = {tuple(path): _value(value) for path, value in call["constants"]}
     attributes = {tuple(path): value for path, value in call["attributes"]}
@@ -164,3 +172,43 @@ def _value(plain: Any) -> Any:
     if kind == "dtype":
         return triton.language.dtype(inner)
     return triton.language.constexpr(_value(inner)) if kind == "constexpr" else _resolve(*inner)
+
+
+class _Listing(threading.local):
+    """`active` while the current thread wants to know a launch's compile, and not its result."""
+
+    active = False
+
+
+listing = _Listing()
+
+
+class Listed(BaseException):
+    """Ends such a launch where its compile would begin. No hook's guard may catch it."""
+
+    def __init__(self, source: Any, target: Any, options: Any) -> None:
+        super().__init__("listed")
+        self.source, self.target, self.options = source, target, options
+
+
+def recipes_of(launches: Sequence[Callable[[], object]]) -> list[Recipe]:
+    """The recipes of the compiles that ``launch()`` would begin; none for a kernel that is in memory, or cannot be imported.
+
+    Their orders are the launches' numbers, from `TRIED` on.
+    """
+    found = []
+    for order, launch in enumerate(launches[:MOST_AT_ONCE], TRIED):
+        before, listing.active = listing.active, True
+        try:
+            launch()
+        except Listed as listed:
+            recipe = recipe_of(listed.source, listed.target, listed.options, 0.0, order)
+            if recipe is None:
+                return []  # nor the others
+            found.append(recipe)
+        except Exception as error:  # noqa: BLE001 - the tuner meets it, too, when it measures
+            let_through(error)
+            return found
+        finally:
+            listing.active = before
+    return found

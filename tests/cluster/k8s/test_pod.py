@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.requested import load_requested, requested_directory
+from kcoord.packs.pack_files import packs_of
 from tests.cluster.k8s.lint import SECRETS
 from tests.cluster.k8s.manifests import checkout, objects, pods
 from tests.cluster.k8s.running import USER, RunningPod
+from tests.support.packs import listed_in
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.support.waiting import pause
@@ -99,7 +100,7 @@ def test_the_probes_and_a_job_of_two_ranks_and_an_agent_that_is_started_again(po
     assert KERNELS <= compiled <= KERNELS + 1, "one more for the fault, at most"
     assert "kcoord report train" in done.stderr, "the summary names the job as the controller does"
     ended(agent)
-    assert len(load_requested(requested_directory(store, "train"))) == KERNELS
+    assert len(listed_in(Store(store), packs_of(store, "train")[0])) == KERNELS
 
 
 def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None:

@@ -23,15 +23,11 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.compaction import compact
-from kcoord.profiles.parts import parts, roots, save_part
-from kcoord.profiles.recipe import Recipe, merge
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.retention.holdings import read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.mountstats import rpcs
@@ -213,49 +209,6 @@ def holdings() -> dict[str, int] | None:
     return None if held is None else {"artifacts": held.artifacts, "files": held.files}
 
 
-def note_use(names: list[str]) -> None:
-    note_uses(_root(), [prefix_of(key_of(name).digest) for name in names])
-
-
-def uses(names: list[str]) -> list[str]:
-    """Those of `names` that somebody has noted to be in use."""
-    known = load_uses(_root())
-    return [name for name in names if prefix_of(key_of(name).digest) in known]
-
-
-def save_parts(profile: str, numbers: list[int]) -> None:
-    """A part of a profile for each of `numbers`, with that recipe and one that all have."""
-    for n in numbers:
-        save_part(_profile(profile), [_recipe(-1), _recipe(n)])
-
-
-def read_profile(profile: str, seconds: float) -> dict[str, Any]:
-    """Read it all the time; the fewest recipes that were met, how often it was read, and what was told."""
-    end, fewest, reads, notices = time.monotonic() + seconds, 1 << 30, 0, Notices()
-    while time.monotonic() < end:
-        fewest, reads = min(fewest, len(merge(parts(_profile(profile), notices)))), reads + 1
-    return {"fewest": fewest, "reads": reads, "told": notices.since(0)[0]}
-
-
-def merge_parts(seconds: float) -> dict[str, Any]:
-    """Merge the old parts of profiles again and again; how many went, and what was wrong."""
-    end, merged, errors = time.monotonic() + seconds, 0, []
-    while time.monotonic() < end:
-        try:
-            merged += compact(_root())
-        except KcoordError as error:
-            errors.append(str(error))
-    return {"merged": merged, "errors": errors}
-
-
-def _profile(name: str) -> Path:
-    return roots(_root(), SETTINGS.local_dir)[0] / name
-
-
-def _recipe(n: int) -> Recipe:
-    return Recipe("test", "module", "kernel", (n,), "", 1.0, 0)
-
-
 def _root() -> Path:
     assert SETTINGS.store is not None
     return SETTINGS.store
@@ -293,7 +246,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     for f in (
         claim, give_up, publish, publish_at, read, forget, status, stop_agent, now,
         store_publish, store_fetch, store_read, store_remove, store_unlink, rpcs,
-        store_publish_all, collect_all, collect_once, fill, holdings, note_use, uses, save_parts, read_profile, merge_parts,
+        store_publish_all, collect_all, collect_once, fill, holdings,
     )
 }  # fmt: skip
 

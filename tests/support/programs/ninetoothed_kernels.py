@@ -182,7 +182,7 @@ def strided(source: Any, target: Any) -> Any:
 def keys() -> dict[str, str]:
     """The key of each library, by the input in which it differs from the first."""
     global BY, helper, plus
-    from kcoord.backends.ninetoothed import backend
+    from kcoord.backends.ninetoothed import adapter
 
     found: dict[str, str] = {}
     row = ""
@@ -190,7 +190,7 @@ def keys() -> dict[str, str]:
     def obtain(self: Any, request: Any, native: Any) -> None:
         found[row] = self.key(request).digest
 
-    backend.NineToothedBackend.obtain = obtain  # type: ignore[method-assign, misc]
+    adapter.NineToothedBackend.obtain = obtain  # type: ignore[method-assign, misc]
     OUTPUT.mkdir(exist_ok=True)
     earlier()
 
@@ -227,11 +227,11 @@ def keys() -> dict[str, str]:
         ask(variable)
         os.environ.pop(variable)
         os.environ.update({variable: before} if before else {})
-    identity_of = backend.identity_of
+    identity_of = adapter.identity_of
     for package in ("triton", "ninetoothed"):
-        backend.identity_of = lambda name, changed=package: f"{identity_of(name)}{name == changed}"
+        adapter.identity_of = lambda name, changed=package: f"{identity_of(name)}{name == changed}"
         ask(f"release of {package}")
-    backend.identity_of = identity_of
+    adapter.identity_of = identity_of
     arrangement, application, tensors = variation()
     row = "make"
     ninetoothed.make(arrangement, application, tensors, "cuda", "copy", OUTPUT, **OPTIONS)

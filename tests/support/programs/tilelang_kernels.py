@@ -19,6 +19,7 @@ from tilelang.cache.kernel_cache import KernelCache
 from tilelang.contrib import nvcc
 from tilelang.jit import JITKernel
 
+from kcoord.rank.choices import Choices
 from kcoord.rank.coordinator import Coordinator
 
 mode, factor = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
@@ -99,8 +100,8 @@ def watched(native: Any) -> Any:
     return ask
 
 
-for name in ("choice", "offer", "request"):
-    setattr(Coordinator, name, watched(getattr(Coordinator, name)))
+for owner, name in ((Choices, "get"), (Choices, "offer"), (Coordinator, "request")):
+    setattr(owner, name, watched(getattr(owner, name)))
 error = ""
 values: list[float] = []
 if mode == "tune":

@@ -4,7 +4,7 @@ As a program, a rank: tuned.py [warm]. It launches, and prints one JSON line. It
 ``$PREFERS`` is the fastest; with ``$GATE`` it says by GATE.<pid> that it measures, and goes on when GATE is there; with
 ``$INTERRUPT`` its first measurement is interrupted, and it launches again. A BLOCK above ``$LIMIT`` does not run on its GPU.
 It launches for each tuning key of ``$MS``, and passes a tensor as ``$OPTION``. ``$INSTALL`` says whether kcoord is installed
-``before`` the kernel is made, ``after``, or ``never``.
+``before`` the kernel is made, or ``after``.
 """
 
 from __future__ import annotations
@@ -169,7 +169,6 @@ def main(how: str = "use") -> None:
         "heard": tuned.heard,
         "timings": len(getattr(tuned.add, "configs_timings", ())),
         "pruned": tuned.pruned,
-        "cache": type(tuned.add.cache).__name__,
         "shared": hasattr(type(tuned.add).check_disk_cache, "__kcoord_stock__"),
         "error": error,
         "report": vars(report) if report else None,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.agent.expectations import Expectations
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.stalls import Stalls
 from tests.support.agents import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kcoord.agent import guesses
 from kcoord.agent.guesses import guessed, modules_of
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 
 def recipe(name: str, width: int = 0, module: str = "kernels", target: str = "cuda:90") -> Recipe:

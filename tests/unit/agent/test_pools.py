@@ -13,7 +13,7 @@ import pytest
 from kcoord.agent import pools as pools_module
 from kcoord.agent.pools import Pools
 from kcoord.errors import ProtocolError, StoreError
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Announce, Done, Granted, Join, Joined, Next, Take, Work
 from kcoord.telemetry.events import Notices

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kcoord.agent.watch.processes import ProcessWatch
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.peer import peer_of, receive_first, send_first_frame
 from tests.support.agents import SOON, Node
 from tests.support.cluster import start_agent

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kcoord.agent.chores import profiles
+from kcoord.artifacts.signing import OFF, Trust
+from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.profiles.parts import save_part
+from kcoord.packs.recipe import Recipe, today
+from kcoord.packs.recipe_files import parts, save_part
 from kcoord.telemetry.events import Notices
 from tests.support.agents import recipe_of
+from tests.support.signing import OURS, THEIRS, opened, trust
 
 
 @pytest.mark.parametrize(("serves", "second"), [(60.0, 1), (0.0, 0)], ids=["at once", "later"])
@@ -63,3 +68,45 @@ def test_a_profile_that_could_not_be_read_is_read_when_somebody_asks_again(
         raise StoreError(name)
 
     assert asyncio.run(scenario()) == 1
+
+
+def of_day(name: str, ago: int) -> Recipe:
+    return replace(recipe_of(name), day=today() - ago)
+
+
+def recorded(store: Store, *names: str) -> set[str]:
+    """The kernels in the part of an agent whose ranks use the kernels `names`."""
+    directory = store.root / "v2" / "profiles" / "job"
+    others = set(directory.glob("*"))
+
+    async def scenario() -> None:
+        agent = profiles.Profiles(store.root, store.root.parent / "local", Notices(), store.trust)
+        await agent.recorded("job")
+        agent.add("job", [of_day(name, 0).to_wire() for name in names])
+        (chore,) = agent.chores
+        chore.begin()
+        await chore.settled()
+
+    asyncio.run(scenario())
+    for path in others:
+        path.unlink()  # its part alone tells
+    strict = Trust("require", store.trust.keys) if store.trust.keys else OFF
+    return {recipe.call for recipe in parts(directory, Notices(), strict)}
+
+
+def test_an_agents_part_holds_what_others_recorded_and_no_job_has_passed_over_for_long(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store")
+    directory = store.root / "v2" / "profiles" / "job"
+    save_part(directory, [of_day("of another stage", 3), of_day("edited since", 11)])
+    save_part(directory, [of_day("of another rank", 9), recipe_of("of unknown days")])
+    assert recorded(store, "ours") == {"of another stage", "of another rank", "ours"}
+    assert {recipe.day for recipe in parts(directory, Notices())} == {today() - 9, today() - 3, today()}
+
+
+@pytest.mark.parametrize("policy", ["off", "require"])
+def test_an_agent_signs_nothing_for_others_that_nobody_has_vouched_for(tmp_path: Path, policy: str) -> None:
+    store = opened(tmp_path / "store", OURS, policy=policy)
+    directory = store.root / "v2" / "profiles" / "job"
+    for name, keys in (("signed", (OURS,)), ("by strangers", (THEIRS,)), ("not signed", ())):
+        save_part(directory, [of_day(name, 0)], trust=trust(*keys) if keys else OFF)
+    assert recorded(store, "ours") == {"signed", "ours"}

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.cluster.play import bound
 from benchmarks.cluster.table import recorded
 from kcoord.agent.upcoming import Upcoming, dealt
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 
 
 def recipe(name: str, seconds: float = 1.0, order: int = 0, target: str = "cuda:90") -> Recipe:

@@ -10,10 +10,9 @@ import pytest
 
 import kcoord
 from kcoord.artifacts.local import Artifact
-from kcoord.backends import UNLOADED, Backend, Bypassed
+from kcoord.backends import UNLOADED, Backend, Bypassed, Request
 from kcoord.backends.fail_open import notices
 from kcoord.errors import KeyFactorError
-from kcoord.keys.cache_key import CacheKey
 from kcoord.rank import staging
 from kcoord.rank.coordinator import Coordinator
 from tests.support.cluster import fill
@@ -104,7 +103,7 @@ def test_a_request_that_is_bypassed_or_has_no_key_is_left_to_the_compiler() -> N
 
 def test_an_error_of_a_step_is_told_and_the_compiler_answers() -> None:
     class Faulty(Toy):
-        def home(self, request: str, key: CacheKey) -> Path:
+        def adjust(self, request: str, wanted: Request) -> Request:
             raise ZeroDivisionError("a bug")
 
     assert Faulty().obtain("a", native) == "native"
@@ -195,47 +194,6 @@ def test_inputs_that_moved_during_the_compile_are_not_shared() -> None:
     assert Toy().obtain("a", never) == "built a"
 
 
-def test_caches_below_the_hook_are_off_while_it_compiles() -> None:
-    entered: list[str] = []
-
-    class Lower(Toy):
-        def lower_caches(self, key: CacheKey) -> Any:
-            import contextlib
-
-            @contextlib.contextmanager
-            def off() -> Iterator[None]:
-                entered.append(key.digest)
-                yield
-                entered.append("left")
-
-            return off()
-
-        def compile(self, request: str, staging: Path) -> str:
-            assert len(entered) == 1
-            return super().compile(request, staging)
-
-    lower = Lower()
-    lower.obtain("a", never)
-    assert entered == [lower.key("a").digest, "left"]
-
-
-def test_behind_an_alias_the_trace_is_made_once() -> None:
-    traced: list[str] = []
-
-    class Traced(Toy):
-        def alias(self, request: str) -> CacheKey:
-            return CacheKey.of("toy-alias", "source", source=request)
-
-        def factors(self, request: str) -> Mapping[str, Any]:
-            traced.append(request)
-            return {"ir": request.upper()}
-
-    assert Traced().obtain("a", never) == "built a"
-    kcoord.connect()._memory._entries.clear()
-    assert Traced().obtain("a", never) == "loaded a"
-    assert traced == ["a"]
-
-
 def test_switched_off_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCOORD_DISABLE", "1")
     assert Toy().obtain("a", native) == "native"
@@ -243,7 +201,7 @@ def test_switched_off_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_callers_use_by_name_raises_what_a_hook_works_around() -> None:
     class Explicit(Toy):
-        explicit = True
+        raises_errors = True
 
         def factors(self, request: str) -> Mapping[str, Any]:
             return {"source": object()}

@@ -67,20 +67,6 @@ def test_no_directory_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_has_gone_is_not_made_again_if_it_must_exist(tmp_path: Path, staging: Path) -> None:
-    replace_file(tmp_path / "file", b"new", staging, create=False)
-    assert not (tmp_path / "file").exists()
-    (tmp_path / "file").write_bytes(b"old")
-    replace_file(tmp_path / "file", b"new", staging, create=False)
-    assert (tmp_path / "file").read_bytes() == b"new"
-    assert list(staging.iterdir()) == []
-
-
-def test_its_modification_time_can_be_given(tmp_path: Path, staging: Path) -> None:
-    replace_file(tmp_path / "file", b"old", staging, at=1234.0)
-    assert (tmp_path / "file").stat().st_mtime == 1234.0
-
-
 def test_a_durable_file_and_its_name_are_flushed(
     tmp_path: Path, staging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,39 +53,6 @@ def test_the_more_agents_there_are_the_more_seldom_each_asks(
     assert facts.known("k") is None
 
 
-def test_the_latest_news_of_a_key_are_told_until_its_lease_has_run_out(facts: Facts, now: list[float]) -> None:
-    assert facts.latest("k") is None
-    facts.hear("k", Wait("host", 1.0))
-    first = facts.latest("k")
-    assert first is not None
-    assert first.answer == Wait("host", 1.0)
-    now[0] += 1.1
-    assert facts.latest("k") is None, "its holder may have died"
-    facts.hear("k", None)
-    facts.hear("l", None)
-    second = facts.latest("k")
-    assert second is not None
-    assert second.answer is None
-    assert second.number > first.number
-    assert facts.latest("k") == second
-    facts.forget()
-    assert facts.latest("k") is None
-
-
-def test_what_is_ready_for_jobs_of_the_profile_is_told_apart(facts: Facts) -> None:
-    facts.hear("ours", Ready("m"), ours=True)
-    facts.hear("theirs", Ready("m"))
-    facts.hear("under way", Wait("host", 1.0), ours=True)
-    facts.learn("asked", Ready("m"), facts.number)
-    facts.learn("theirs and asked", Ready("m"), facts.number)
-    facts.hear("theirs and asked", Ready("n"))
-    assert facts.ready_keys() == ["ours", "asked", "theirs and asked"]
-    facts.asked("theirs")
-    assert "theirs" in facts.ready_keys()
-    facts.hear("ours", None)
-    assert "ours" not in facts.ready_keys()
-
-
 def test_a_lease_that_has_ended_is_no_fact(facts: Facts, now: list[float]) -> None:
     facts.followers = 10**6
     facts.hear("k", Wait("host", 1.0))

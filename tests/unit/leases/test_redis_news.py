@@ -54,30 +54,6 @@ def _publish(server: RedisServer, agent: RedisLeases, *facts: list[object]) -> N
     server.command("PUBLISH", agent._news._name, b"2 " + msgpack.packb(["somebody", list(facts)]))
 
 
-async def test_agents_of_one_profile_hear_what_is_ready_for_its_jobs_and_who_writes(redis_server: RedisServer) -> None:
-    profiles = ["a", "a", "b", None]
-    agents = [RedisLeases(redis_server.url, "news", profile=profile, **_TIMES) for profile in profiles]
-    try:
-        for agent in agents:
-            await agent._tried_once()
-        one, *others = agents
-        ready, led = some_key(), some_key()
-        lease = await won(one, led)
-        await (await won(one, ready)).ready("m")
-        await _until(lambda: all(other._facts.known(ready) == Ready("m") for other in others))
-        assert [agent.ready_keys() for agent in agents] == [[ready], [ready], [], []]
-        for other in others:
-            heard = other.heard(led)
-            assert heard is not None
-            assert isinstance(heard.answer, Wait)
-            assert other.followers == 4
-        await lease.release()
-        await _until(lambda: all((heard := other.heard(led)) and heard.answer is None for other in others))
-    finally:
-        for agent in agents:
-            await agent.close()
-
-
 async def test_a_key_that_another_agent_has_announced_costs_no_question(redis_server: RedisServer) -> None:
     async with _agents(redis_server) as (one, other):
         ready, led = some_key(), some_key()

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.packs import pack_name, packs_directory, packs_of
+from kcoord.packs.pack import read_pack
+from kcoord.packs.pack_files import pack_name, packs_directory, packs_of, touch_pack
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import note_uses, prefix_of
-from kcoord.transfer.pack import read_pack, write_pack
 from tests.support.artifacts import DAY, older, publish
 from tests.support.command import as_json, kcoord
+from tests.support.packs import pack
 from tests.support.sandbox import Sandbox
-from tests.support.signing import OURS
+from tests.support.signing import OURS, trust
 
 ARTIFACTS = 4
 
@@ -34,7 +33,7 @@ def made(root: Path) -> Store:
     store = Store(root)
     store.open()
     digests = [publish(store, f"k{n}") for n in range(ARTIFACTS)]
-    write_pack(store, "job", digests)
+    pack(store, digests)
     older(pack_of(store), 20 * DAY)
     return store
 
@@ -74,9 +73,27 @@ def test_a_pack_that_nobody_has_read_for_long_goes_and_its_artifacts_stay(store:
 
 
 def test_a_pack_that_jobs_read_stays(store: Store) -> None:
-    note_uses(store.root, [prefix_of(pack_of(store).stem)])
+    touch_pack(store.root, pack_of(store))
     assert run(store, unused_for=10 * DAY).removed == []
     pack_of(store)
+
+
+def test_a_pack_that_jobs_read_keeps_what_it_lists_whatever_jobs_have_of_it_on_their_nodes(store: Store) -> None:
+    (unlisted,) = [publish(store, "unlisted")]
+    for digest in store.digests():
+        older(store.home(digest), 40 * DAY)
+    touch_pack(store.root, pack_of(store))
+    assert [d.entry.name for d in run(store, unused_for=10 * DAY).removed] == [unlisted]
+    older(pack_of(store), 20 * DAY)
+    assert len(run(store, unused_for=10 * DAY).removed) == ARTIFACTS + 1
+
+
+def test_where_signatures_are_required_a_pack_that_nobody_signed_keeps_nothing(store: Store) -> None:
+    for digest in store.digests():
+        older(store.home(digest), 40 * DAY)
+    touch_pack(store.root, pack_of(store))
+    found = collect(store.root, Limits(unused_for=10 * DAY, least_age=0), trust=trust(OURS), dry_run=True)
+    assert len(found.removed) == ARTIFACTS
 
 
 def test_a_quota_takes_the_pack_first_if_it_is_the_oldest(store: Store) -> None:
@@ -87,19 +104,17 @@ def test_a_quota_takes_the_pack_first_if_it_is_the_oldest(store: Store) -> None:
 
 
 def test_a_node_that_reads_a_pack_keeps_it_when_it_is_removed(store: Store, tmp_path: Path) -> None:
-    pack = read_pack(store, "job", tmp_path)
-    assert pack is not None
-    with closing(pack):
+    with read_pack(store, "job", tmp_path) as copy:  # type: ignore[union-attr]
         run(store, max_size=0)
         collect(store.root, Limits(), tidying=Tidying(grace=-1))
         assert list(store.digests()) == []
-        assert all(pack.fetch(digest) for digest in pack.digests)
+        assert all(copy.fetch(digest) for digest in copy.digests)
 
 
 def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store) -> None:
     old = pack_of(store)
     content = old.read_bytes()
-    write_pack(store, "job", list(store.digests())[:2])
+    pack(store, list(store.digests())[:2])
     new = pack_of(store)
     old.write_bytes(content)
     older(old, DAY / 2)
@@ -111,11 +126,11 @@ def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store
 
 def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
     old = pack_of(store)
-    path = old.with_name(pack_name("c" * 64, "main"))
+    path = old.with_name(pack_name(7, "c" * 64, "main"))
     path.write_bytes(old.read_bytes())
     assert run(store).tidied.get("packs that were replaced") is None
     older(path, 2 * DAY)
-    path.with_name(pack_name("d" * 64, "main")).write_bytes(b"newer")
+    path.with_name(pack_name(8, "d" * 64, "main")).write_bytes(b"newer")
     assert run(store).tidied["packs that were replaced"] == 1
     assert old.exists()
     assert not path.exists()
@@ -123,24 +138,24 @@ def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
 
 def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / f"{'a' * 64}.pack").touch()
+    (tmp_path / "theirs" / pack_name(1, "a" * 64, "")).touch()
     packs_directory(store.root, "linked").symlink_to(tmp_path / "theirs")
     (packs_directory(store.root, "job") / "notes.txt").touch()
-    (packs_directory(store.root, "job") / f"{'b' * 64}.pack").mkdir()
+    (packs_directory(store.root, "job") / pack_name(1, "b" * 64, "")).mkdir()
     (packs_directory(store.root, "") / "file").touch()
     assert len(run(store, max_size=0).removed) == ARTIFACTS + 1
-    assert (tmp_path / "theirs" / f"{'a' * 64}.pack").exists()
+    assert (tmp_path / "theirs" / pack_name(1, "a" * 64, "")).exists()
     assert (packs_directory(store.root, "job") / "notes.txt").exists()
 
 
 def test_verify_names_a_pack_that_is_damaged_or_that_no_key_of_ours_has_signed(sandbox: Sandbox) -> None:
     store = made(sandbox.root / "store")
     there = {"KCOORD_STORE": str(store.root)}
-    signed = {**there, "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "warn"}
+    signed = {**there, "KCOORD_SIGNING_KEY": OURS}
     told = as_json(sandbox, "verify", code=1, **signed)
     assert "not signed" in told["bad"][str(pack_of(store))]
     content = bytearray(pack_of(store).read_bytes())
-    content[-1] ^= 1
+    content[100] ^= 1
     pack_of(store).write_bytes(content)
     told = as_json(sandbox, "verify", code=1, **there)
     assert (told["whole"], told["packs"], list(told["bad"])) == (ARTIFACTS, 0, [str(pack_of(store))])

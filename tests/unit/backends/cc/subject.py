@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kcoord.backends.cc import backend
+from kcoord.backends.cc import adapter
 from kcoord.backends.cc.launcher import run
 from kcoord.testing import Subject, main
 
@@ -28,7 +28,7 @@ class Compiler(Subject):
             self.pause()
             return subprocess.run(*arguments, **keywords)
 
-        vars(backend)["subprocess"] = SimpleNamespace(run=counted, PIPE=subprocess.PIPE)
+        vars(adapter)["subprocess"] = SimpleNamespace(run=counted, PIPE=subprocess.PIPE)
 
     def build(self, number: int) -> bytes:
         (self.home / "include" / "suffix.h").write_text(f'#define SUFFIX "{self.suffix}"\n')

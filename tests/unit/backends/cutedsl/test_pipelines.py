@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kcoord.backends.cutedsl import conditions, pipelines
-from kcoord.backends.cutedsl.backend import Traced
-from kcoord.backends.cutedsl.native import NativeCompile
+from kcoord.backends.cutedsl import pipelines
+from kcoord.backends.cutedsl.adapter import reason_not_shared
+from kcoord.backends.cutedsl.request import NativeCompile, Traced
 from kcoord.keys.device import GPUTarget
 
 PLAIN = "opt-level=3 rdc=false enable-assertions=false preserve-line-info=false enable-iket=false"
@@ -21,7 +21,7 @@ def pipeline(more: str, chip: str = "sm_90a") -> str:
 
 
 def against(more: str, **diagnostics: Any) -> str:
-    return conditions.against(Traced(None, "", "", pipeline(more), diagnostics, NativeCompile(print, {})))
+    return reason_not_shared(Traced(None, "", "", pipeline(more), diagnostics, NativeCompile(print, {})))
 
 
 @pytest.mark.parametrize(

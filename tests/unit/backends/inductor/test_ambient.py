@@ -14,7 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kcoord.backends.inductor import ambient
-from kcoord.backends.inductor.backend import UNIT, Entry, InductorBackend
+from kcoord.backends.inductor.adapter import InductorBackend
+from kcoord.backends.inductor.request import UNIT, Entry
 
 
 def digest() -> str:

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.fx import symbolic_trace  # noqa: E402
 
 from kcoord.backends.inductor import conditions  # noqa: E402
-from kcoord.backends.inductor.backend import GRAPH, UNIT  # noqa: E402
 from kcoord.backends.inductor.hooks import _tell_of_devices  # noqa: E402
+from kcoord.backends.inductor.request import GRAPH, UNIT  # noqa: E402
 
 
 def graph_of(function: Any) -> Any:

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry, InductorBackend
+from kcoord.backends.inductor.adapter import InductorBackend
+from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
 from kcoord.keys.device import DeviceKey, GPUTarget
 
 
@@ -16,7 +17,7 @@ def test_ranks_with_gpus_of_two_types_share_nothing(monkeypatch: pytest.MonkeyPa
 
     def digest(target: str, model: str, index: int) -> str:
         device = DeviceKey(GPUTarget.parse(target), index)
-        monkeypatch.setattr("kcoord.backends.steps.current_device", lambda: device)
+        monkeypatch.setattr("kcoord.backends.backend.current_device", lambda: device)
         monkeypatch.setattr("kcoord.keys.device.model_of", lambda _: model)
         return InductorBackend().key(Entry(kind, "torchs-key")).digest
 

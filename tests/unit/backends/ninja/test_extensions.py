@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kcoord.backends.ninja.inputs import inputs_of
+from kcoord.backends.ninja.request import inputs_of
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
-from kcoord.profiles.parts import PARTS
+from kcoord.packs.recipe_files import PARTS
 from tests.support.command import kcoord
 from tests.support.sandbox import Sandbox, eventually, finish
 
@@ -219,7 +219,7 @@ def test_a_torch_that_cannot_name_the_inputs_says_why_in_its_own_words(sandbox: 
 
 
 def test_sources_of_load_inline_are_replaced_as_a_whole(tmp_path: Path) -> None:
-    from kcoord.backends.ninja.extensions import _maybe_write
+    from kcoord.backends.ninja.hooks import _maybe_write
 
     path = tmp_path / "main.cpp"
     _maybe_write(str(path), "one")

@@ -14,7 +14,8 @@ import pytest
 
 from kcoord.artifacts.catalog import local_manifests
 from kcoord.backends.tilelang import includes
-from kcoord.backends.tilelang.backend import Kernel, TileLangBackend
+from kcoord.backends.tilelang.adapter import TileLangBackend
+from kcoord.backends.tilelang.request import Kernel
 from kcoord.errors import KeyFactorError
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.profiles.parts import load_profile
+from kcoord.packs.recipe_files import load_profile
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import Settings
 from tests.support.pools import pool_status, start_agent, started

@@ -214,7 +214,7 @@ def test_a_replay_that_is_the_first_to_import_triton_hooks_it(sandbox: Sandbox) 
     script = (
         "import kcoord; kcoord.install()\n"
         "from kcoord.backends.registry import replayer\n"
-        "from kcoord.profiles.recipe import Recipe\n"
+        "from kcoord.packs.recipe import Recipe\n"
         "try: replayer('triton').replay(Recipe('triton', 'nowhere', 'f', {}, 'cuda:90', 0.0, 0), None, False)\n"
         "except ModuleNotFoundError: pass\n"
         "from triton.runtime.autotuner import Autotuner\n"

@@ -1,0 +1,352 @@
+"""The adapter of one compiler. `Backend` owns the way of a request; a compiler's own class fills in the steps.
+
+A backend shares artifacts that have a key and load again, and nothing else. If something goes wrong inside kcoord, the compiler
+answers as without it, and raises its own exceptions.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast, final
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends import abandoned_frames
+from kcoord.backends.fail_open import fails_open, notices
+from kcoord.errors import KeyFactorError, SettingsError, StoreError
+from kcoord.interruption import let_through
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
+from kcoord.keys.environment import Environment
+from kcoord.keys.tools.toolchain import tool_factors, tools
+from kcoord.keys.tools.tree import tree_factors
+from kcoord.packs.automatic import is_automatic
+from kcoord.packs.recipe import Recipe
+from kcoord.rank.connect import connect
+from kcoord.rank.coordinator import ABSENT, Busy, Compilation, Coordinator, Request
+
+R = TypeVar("R")
+H = TypeVar("H")
+
+UNLOADED: Any = object()
+"""Returned by `Backend.compile` if it built no handle: the published artifact is loaded."""
+
+
+@dataclass(frozen=True)
+class Bypassed:
+    """This request is not shared, for `reason`: use the compiler as without kcoord."""
+
+    reason: str
+
+
+_FAULT = Bypassed("an error in kcoord")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request with its identity in this process."""
+
+    coordinator: Coordinator
+    key: CacheKey
+    device: DeviceKey | None
+
+
+class Backend(ABC, Generic[R, H]):
+    """One compiler. `R` is a request as its hook sees it, `H` the handle that callers get: a loaded kernel.
+
+    A hook calls `obtain` in place of the compiler. If the compiler asks a cache first and stores into it later, its hook calls
+    `begin` and `finish`. A process has one instance, which `kcoord.backends.Compiler.backend` names; it is thread-safe if the
+    steps are. Each step but `label` and `load` has a default.
+    """
+
+    name: ClassVar[str]
+    """`Compiler.name`."""
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Variables of the environment that change what it generates, and how. They are in the default key."""
+    scope: ClassVar[Scope] = Scope.DEVICE
+    """How much of the device is in the default key."""
+    keeps_handles: ClassVar[bool] = True
+    """False: each request loads anew, because the compiler has a memory of its own."""
+    raises_errors: ClassVar[bool] = False
+    """True: the caller uses kcoord by name, so errors of keys, settings, publishing and loading are raised to it."""
+
+    aside: ClassVar[bool] = False
+    """True: its artifacts are no kernels of the job, and are in no figure."""
+
+    # Steps: the key of a request.
+
+    def bypass(self, request: R) -> str:
+        """The reason why `request` must not be shared; empty if it may be."""
+        return ""
+
+    @abstractmethod
+    def label(self, request: R) -> str:
+        """The kernel's name, for people."""
+
+    def factors(self, request: R) -> Mapping[str, Any]:
+        """Everything else that the compiled bytes depend on. Raises `KeyFactorError` for a value without identity."""
+        return {}
+
+    def tools(self, request: R) -> Mapping[str, str] | Iterable[str]:
+        """Programs that it runs and libraries that it links, as names on PATH or paths. They are keyed by content."""
+        return ()
+
+    def trees(self, request: R) -> Iterable[str]:
+        """Directories of files that it reads: headers, templates. They are keyed by content."""
+        return ()
+
+    def target(self, request: R) -> GPUTarget | None:
+        """The GPU to compile for; None: the current device's. Artifacts that record another one are refused."""
+        return None
+
+    def device(self, request: R) -> DeviceKey | None:
+        """The device that handles belong to; None if the compiler must not be asked for it: then no handle is kept."""
+        device, target = current_device(), self.target(request)
+        return device if target is None else replace(device, target=target)
+
+    def key(self, request: R) -> CacheKey:
+        """The key, of the steps above. Override it only for a compiler whose own key is complete."""
+        local_dir = connect().settings.local_dir
+        factors = dict(self.factors(request))
+        if self.variables:
+            factors["env"] = self._environment.read()
+        if found := tools(self.tools(request), local_dir):
+            factors |= tool_factors(found)
+        if trees := tree_factors(self.trees(request), local_dir):
+            factors["trees"] = trees
+        key, device = CacheKey.of(self.name, self.label(request), **factors), self.device(request)
+        return key if device is None else key.on(device, self.scope)
+
+    @functools.cached_property
+    def _environment(self) -> Environment:
+        return Environment(self.variables)
+
+    # Steps: the artifact.
+
+    def adjust(self, request: R, wanted: Request) -> Request:
+        """`wanted`, as the coordinator is asked for it. Override it, and `Compiler.place`, for a layout of the compiler's own.
+
+        It may also add details for ``kcoord explain`` and work to do while another rank compiles.
+        """
+        return wanted
+
+    def compile(self, request: R, staging: Path) -> H:
+        """Compile, write the artifact's files into `staging`, and return the handle, or `UNLOADED`.
+
+        Switch off the compiler's own caches below the hook, or key them by ours: else a stale file of such a cache is published
+        under a fresh key. Raises the compiler's own exceptions. Not called for hooks that use `begin` and `finish`.
+        """
+        raise NotImplementedError(f"{self.name} compiles between begin and finish")
+
+    def required(self, request: R) -> Collection[str]:
+        """Names of files without which an artifact is neither published nor loaded."""
+        return ()
+
+    def unchanged(self, request: R) -> bool:
+        """False if an input has changed since the key was made: the compile may have read either value, and is not shared."""
+        return True
+
+    @abstractmethod
+    def load(self, request: R, artifact: Artifact) -> H:
+        """The handle of an artifact. Must not write into ``artifact.path``."""
+
+    # Steps: recipes.
+
+    def recipe(self, request: R, seconds: float) -> Recipe | None:
+        """The recipe of a request whose compile took `seconds`; None if it cannot be replayed."""
+        return None
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        """Compile `recipe` for `target`, or for the current device: ``compiled``, ``loaded`` or, without `waits`, ``busy``.
+
+        The compiler is imported and hooked. Raises the exceptions of other imports and of the compile. `prepare` does it for a
+        request.
+        """
+        raise NotImplementedError(f"{self.name} has no recipes")
+
+    # The way of a request.
+
+    @final
+    def obtain(self, request: R, native: Callable[[], H]) -> H:
+        """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
+
+        It answers if the request is bypassed, has no key, or cannot be loaded, and if kcoord has a fault. An artifact that does
+        not load is compiled for this process alone, and stays. Raises the exceptions of `compile`, and with `raises_errors`
+        those of `Compilation.run`. Not guaranteed: exactly one compile in a job.
+        """
+        asked = self._ask(request)
+        if isinstance(asked, Bypassed):
+            return native()
+        if self.keeps_handles and asked.device is not None:
+            handle = asked.coordinator.in_memory(asked.key, asked.device)
+            if handle is not ABSENT:
+                return cast(H, handle)
+        begun: object = self._begin(request, asked, True, True)
+        if isinstance(begun, Artifact):
+            handle = self._loaded(request, begun)
+            if handle is not ABSENT:
+                return self._kept(asked, handle)
+            private = fails_open(lambda *arguments: None)(asked.coordinator.private)
+            begun = private(begun.key, begun.path, str(asked.device or ""))
+        if not isinstance(begun, Compilation):
+            return native()
+        try:
+            handle = self._compiled(request, begun)
+        except StoreError as error:  # kcoord's: no disk takes a compiler's files
+            let_through(error)
+            if self.raises_errors:
+                raise
+            notices.tell(f"{error}; kcoord stands aside", about=error.remedy)
+            handle = ABSENT
+        return native() if handle is ABSENT else self._kept(asked, handle)
+
+    @final
+    def begin(self, request: R, *, waits: bool = True, loads: bool = True) -> Artifact | Compilation | Busy | Bypassed:
+        """The first half of the flow: the artifact to load, or the compile that this rank is to do and to `finish`.
+
+        `BUSY` only without `waits`: another rank compiles it now. `loads` is false if it is only to be on this node.
+        """
+        asked = self._ask(request)
+        return asked if isinstance(asked, Bypassed) else self._begin(request, asked, waits, loads)
+
+    @final
+    def finish(self, request: R, compilation: Compilation) -> Artifact | None:
+        """The second half: publish the staged files. None: it is not shared, and its files stay in ``compilation.staging``.
+
+        Raises `ArtifactInvalid` with `raises_errors`, else nothing.
+        """
+        try:
+            return self._publish(request, compilation)
+        finally:
+            if not self.raises_errors and not compilation.ended:
+                compilation.keep()
+            abandoned_frames.unregister(compilation)
+
+    @final
+    def prepare(self, request: R, waits: bool) -> str:
+        """Have the artifact on this node, unloaded: ``compiled``, ``loaded`` or, without `waits`, ``busy``. For `replay`."""
+        found = self.begin(request, waits=waits, loads=False)
+        if isinstance(found, Compilation):
+            self._compiled(request, found, loads=False)
+            return "compiled"
+        return "busy" if isinstance(found, Busy) else "loaded"
+
+    # Its parts, guarded unless errors are the caller's.
+
+    @functools.cached_property
+    def _ask(self) -> Callable[[R], _Asked | Bypassed]:
+        return self._asked if self.raises_errors else fails_open(lambda *arguments: _FAULT)(self._asked)
+
+    @functools.cached_property
+    def _begin(self) -> Callable[[R, _Asked, bool, bool], Artifact | Compilation | Busy | Bypassed]:
+        return self._begun if self.raises_errors else fails_open(lambda *arguments: _FAULT)(self._begun)
+
+    @functools.cached_property
+    def _publish(self) -> Callable[[R, Compilation], Artifact | None]:
+        return self._published if self.raises_errors else fails_open(lambda *arguments: None)(self._published)
+
+    def _asked(self, request: R) -> _Asked | Bypassed:
+        try:
+            reason = self.bypass(request)
+            if reason:
+                return Bypassed(reason)
+            coordinator = connect()
+            if not self.raises_errors and coordinator.settings.disable:
+                return Bypassed("kcoord is off")
+            return _Asked(coordinator, self.key(request), self.device(request))
+        except (KeyFactorError, SettingsError) as error:
+            if self.raises_errors:
+                raise
+            if isinstance(error, KeyFactorError):
+                notices.tell(f"{self.label(request)} is compiled by each rank for itself: {error}")
+            else:
+                notices.tell(f"{error}; kcoord stands aside")
+            return Bypassed(str(error))
+
+    def _begun(self, request: R, asked: _Asked, waits: bool, loads: bool) -> Artifact | Compilation | Busy:
+        coordinator = asked.coordinator
+        target = asked.device.target if asked.device is not None else self.target(request)
+        missed = False
+
+        def recipe() -> str | None:
+            nonlocal missed
+            missed = True
+            return self._recipe_digest(request)
+
+        home, device = coordinator.home(asked.key.digest), str(asked.device or target or "")
+        wanted = self.adjust(
+            request, Request(asked.key, home, device, target=target, aside=self.aside, recipe=recipe, loads=loads)
+        )
+        found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
+        # what is on this node was recorded when it was compiled, unless somebody gave the profile a name of its own
+        if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
+            self._record(request, wanted.home, found.manifest.compile_seconds)
+        return found
+
+    def _loaded(self, request: R, artifact: Artifact) -> Any:
+        """The handle; `ABSENT` if the artifact does not load."""
+        try:
+            missing = [name for name in self.required(request) if not (artifact.path / name).is_file()]
+            if missing:
+                raise FileNotFoundError(f"it has no {', '.join(missing)}")
+            return self.load(request, artifact)
+        except Exception as error:  # a compiler's loader may raise anything
+            let_through(error)
+            if self.raises_errors:
+                raise
+            notices.tell(
+                f"{artifact.path} does not load: {type(error).__name__}: {error}; this rank compiles for itself"
+            )
+            return ABSENT
+
+    def _compiled(self, request: R, compilation: Compilation, loads: bool = True) -> Any:
+        """The handle; `ABSENT` if there is none and nothing to load it from."""
+        handle: Any = UNLOADED
+
+        def compile(staging: Path) -> None:
+            nonlocal handle
+            handle = self.compile(request, staging)
+
+        artifact = compilation.run(compile, lambda _: self.finish(request, compilation), explicit=self.raises_errors)
+        if handle is not UNLOADED or not loads:
+            return handle
+        artifact = artifact or fails_open(lambda: None)(compilation.adopted)()
+        return ABSENT if artifact is None else self._loaded(request, artifact)
+
+    def _kept(self, asked: _Asked, handle: H) -> H:
+        if not self.keeps_handles or asked.device is None:
+            return handle
+        return asked.coordinator.keep_in_memory(asked.key, asked.device, handle)
+
+    def _published(self, request: R, compilation: Compilation) -> Artifact | None:
+        missing = [name for name in self.required(request) if not (compilation.staging / name).is_file()]
+        if not compilation.shared:
+            compilation.keep()
+        elif not self.unchanged(request):
+            compilation.keep("an input was written while it compiled")
+        elif missing:
+            compilation.keep(f"its compiler wrote no {', '.join(missing)}")
+        else:
+            took = time.perf_counter() - compilation.started
+            self._record(request, compilation.home, took)  # before publishing, which delivers it
+            return compilation.publish(strict=self.raises_errors)
+        return None
+
+    @fails_open(lambda self, request: None)
+    def _recipe_digest(self, request: R) -> str | None:
+        """By it the agent finds the compile time that the job's profile recorded."""
+        recipe = self.recipe(request, 0.0) if connect().settings.recorded_as else None
+        return None if recipe is None else recipe.digest
+
+    @fails_open(lambda self, *arguments: None)
+    def _record(self, request: R, home: Path, seconds: float) -> None:
+        """Keep the recipe of a compiled or loaded kernel, if the job records a profile, and has not thrown it away."""
+        coordinator = connect()
+        if coordinator.settings.recorded_as and not coordinator.throws_away(home):
+            recipe = self.recipe(request, seconds)
+            if recipe is not None:
+                coordinator.record(recipe)

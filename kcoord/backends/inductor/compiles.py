@@ -1,0 +1,135 @@
+"""Compiles of torch that are under way in a thread, innermost last, and the entries that they make or were given.
+
+A lead's entries are collected while torch writes them to its caches, and published when the compile has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.fail_open import fails_open
+from kcoord.backends.inductor.adapter import backend
+from kcoord.backends.inductor.request import FILE, UNIT, Entries, Entry, write_entries
+from kcoord.interruption import let_through
+from kcoord.rank.coordinator import Busy, Compilation
+
+
+class Passed(BaseException):
+    """Ends the compile of a unit that another rank is at. No guard of torch may catch it."""
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.all: list[OpenCompile] = []
+        self.passes = False  # the next unit is passed over if another rank is at it
+
+
+_open = _Open()
+
+
+def innermost() -> OpenCompile | None:
+    return _open.all[-1] if _open.all else None
+
+
+@contextlib.contextmanager
+def passing_over(passes: bool) -> Iterator[None]:
+    """With `passes`, a unit in this block raises `Passed` if another rank compiles it now."""
+    before, _open.passes = _open.passes, passes
+    try:
+        yield
+    finally:
+        _open.passes = before
+
+
+def leading() -> OpenCompile | None:
+    """The innermost unit or graph of this thread that this rank compiles for others; None if there is none."""
+    found = innermost()
+    return found if found is not None and found.leads else None
+
+
+@dataclass(eq=False)
+class OpenCompile:
+    """One unit or graph, while torch compiles or loads it. A context manager.
+
+    `problem`: why it is not shared. `given`: the entries that a lookup may answer with. `made`: what torch has written since.
+    """
+
+    kind: str
+    problem: str = ""
+    given: Entries = field(default_factory=dict)
+    asked: Entry | None = None
+    compilation: Compilation | None = None
+    made: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+    @property
+    def leads(self) -> bool:
+        return self.compilation is not None and not self.compilation.ended
+
+    def ask(self, entry: Entry) -> None:
+        """Have the entry: `given` holds it, or this rank leads, or (if it is not shared) neither."""
+        self.asked = entry
+        found = backend.begin(entry, waits=self.kind != UNIT or not _open.passes)
+        if isinstance(found, Compilation):
+            self.compilation = found
+        elif isinstance(found, Artifact):
+            self.given = backend.entries(entry, found)
+        elif isinstance(found, Busy):
+            raise Passed
+
+    def __enter__(self) -> OpenCompile:
+        _open.all.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _open.all.pop()
+        self._end(error)
+
+    @fails_open(lambda self, error: None)
+    def _end(self, error: BaseException | None) -> None:
+        compilation, entry = self.compilation, self.asked
+        if compilation is None or entry is None or compilation.ended:
+            return
+        try:
+            self._end_lead(compilation, entry, error)
+        finally:
+            compilation.give_up()  # if that failed: others wait
+
+    def _end_lead(self, compilation: Compilation, entry: Entry, error: BaseException | None) -> None:
+        if error is not None and not _begins_anew(error):
+            compilation.raised(error)
+        elif (entry.kind, entry.key) not in self.made:
+            compilation.withhold(f"torch kept no entry of {compilation.key.name}")
+        else:
+            try:
+                write_entries(compilation.staging / FILE, ((*name, content) for name, content in self.made.items()))
+            except OSError as failure:
+                let_through(failure)
+                compilation.shared = False
+            backend.finish(entry, compilation)
+
+    def withhold(self, why: str) -> None:
+        """Go on compiling, for this process alone: nobody waits for it from now on."""
+        if self.compilation is not None and not self.compilation.ended:
+            self.compilation.withhold(why)
+
+
+def _begins_anew(error: BaseException) -> bool:
+    """True for what torch raises to trace again, under other assumptions: it says nothing about the graph."""
+    restart = getattr(sys.modules.get("torch._dynamo.exc"), "RestartAnalysis", None)
+    return isinstance(restart, type) and isinstance(error, restart)
+
+
+def record(kind: str, key: str, content: Any) -> None:
+    """Torch writes an entry to one of its caches."""
+    for each in _open.all:
+        if each.leads and isinstance(content, bytes) and (each.kind == UNIT or kind == each.kind):
+            each.made[kind, key] = content

@@ -1,0 +1,133 @@
+"""Triton's kernels and C modules, each as a `Backend`. Triton runs a compile itself, between `begin` and `finish`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from typing import Any
+
+import triton
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.backend import Backend
+from kcoord.backends.triton import GROUP, MODULES, OWN_KEY, base32, launchers, recipes
+from kcoord.backends.triton.request import Kernel, Module
+from kcoord.backends.triton.variables import VARIABLES
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget
+from kcoord.keys.host import host_abi
+from kcoord.packs.recipe import TRIED, Recipe
+from kcoord.rank.coordinator import Request
+
+
+class TritonBackend(Backend[Kernel, dict[str, str]]):
+    """A handle is the dictionary of a kernel's files, by name: Triton loads them, and keeps its own kernels in memory."""
+
+    name = "triton"
+    variables = VARIABLES
+    keeps_handles = False
+
+    def bypass(self, request: Kernel) -> str:
+        """Triton must compile, or takes another IR than the one that its key holds."""
+        if request.problem:
+            return request.problem
+        knobs = triton.knobs
+        if knobs.compilation.override or getattr(request.options, "ir_override", None):
+            return "its IR is overridden"
+        return "TRITON_ALWAYS_COMPILE is set" if knobs.compilation.always_compile else ""
+
+    def label(self, request: Kernel) -> str:
+        return request.name
+
+    def key(self, request: Kernel) -> CacheKey:
+        """Triton's own key, with the inputs that it leaves open folded in by `kcoord.backends.triton.folding`."""
+        return CacheKey.of(self.name, request.name, **{OWN_KEY: request.digest})
+
+    def target(self, request: Kernel) -> GPUTarget | None:
+        target = request.triton_target
+        return GPUTarget(target.backend, target.arch, target.warp_size) if target is not None else None
+
+    def device(self, request: Kernel) -> DeviceKey | None:
+        return None  # asking initializes CUDA, after which no forked child can use the GPU
+
+    def adjust(self, request: Kernel, wanted: Request) -> Request:
+        """In Triton's own layout. While another rank compiles, this one builds the launcher."""
+        return wanted._replace(
+            home=request.home,
+            explain=lambda: self._details(request),
+            while_waiting=lambda: launchers.begin(request.source, request.triton_target),
+        )
+
+    def _details(self, request: Kernel) -> dict[str, Any]:
+        """The parts of Triton's key."""
+        source, options = request.source, request.options
+        function = getattr(source, "fn", None)
+        found: dict[str, Any] = {"triton": triton.__version__, "target": str(self.target(request) or "")}
+        if function is not None:
+            found["source"] = function.cache_key
+            found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
+            found["constants"] = {_name(function, k): str(v) for k, v in source.constants.items()}
+            found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
+        if options is not None:
+            found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
+        for inputs in request.inputs[:1]:
+            found |= inputs.details()
+        return found
+
+    def required(self, request: Kernel) -> Collection[str]:
+        return request.files
+
+    def unchanged(self, request: Kernel) -> bool:
+        libraries_moved = request.options is not None and request.options.hash() not in request.text
+        return not libraries_moved and all(each.hold() for each in request.inputs)
+
+    def load(self, request: Kernel, artifact: Artifact) -> dict[str, str]:
+        root = str(artifact.path)
+        return {f.name: f"{root}/{f.name}" for f in artifact.manifest.files if not f.name.startswith(GROUP)}
+
+    def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
+        order = time.monotonic_ns() + (TRIED if recipes.trying.active else 0)
+        return recipes.recipe_of(request.source, request.triton_target, request.options, seconds, order)
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        return recipes.replay(recipe, target, waits)
+
+
+def _name(function: Any, path: Any) -> str:
+    """Constants are keyed by a path into the arguments, which starts with an argument's position."""
+    try:
+        return ".".join([function.arg_names[path[0]], *map(str, path[1:])])
+    except (TypeError, IndexError):
+        return str(path)
+
+
+class TritonModules(Backend[Module, str]):
+    """A handle is the path of the library."""
+
+    name = MODULES
+    keeps_handles = False
+    aside = True  # a summary that counted modules would contradict Triton's listener
+
+    def label(self, request: Module) -> str:
+        return request.filename
+
+    def key(self, request: Module) -> CacheKey:
+        compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
+        return CacheKey.of(self.name, request.filename, triton_key=request.digest, compilers=compilers, **host_abi())
+
+    def device(self, request: Module) -> DeviceKey | None:
+        return None
+
+    def adjust(self, request: Module, wanted: Request) -> Request:
+        return wanted._replace(home=request.cache / base32(wanted.key.digest))
+
+    def required(self, request: Module) -> tuple[str, ...]:
+        return (request.filename,)
+
+    def load(self, request: Module, artifact: Artifact) -> str:
+        return str(artifact.path / request.filename)
+
+
+backend = TritonBackend()
+modules = TritonModules()

@@ -1,0 +1,283 @@
+"""Profiles: the recipes of what jobs compiled, in a directory of parts.
+
+A profile is ``<store>/v2/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
+``<local_dir>/profiles/<name>/``, which is this node's alone. Each writer adds a *part*, one file that is renamed into place and
+named after the set of its recipes, so that equal nodes write one file. A reader merges the newest `MOST_PARTS`, without a lock or
+a wait; retention removes the others. So an agent's part holds what the agent read as its job began, besides what its ranks
+record: parts converge, and in a job of a thousand nodes no kernel stays in an old part alone.
+
+Untrusted: a part may be torn, another version's or another user's, and is checked like a frame from a stranger. Its recipes name
+functions that are imported and called, so parts in the store are signed as artifacts are; a node's own parts are not.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
+
+from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT, body_of, with_check
+from kcoord.files.faults import fault_of, store_error, store_errors
+from kcoord.files.packed import unpack
+from kcoord.files.private import check_tier, make_own
+from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import paths_of, read_all, save, written_at
+from kcoord.ownership import is_ours
+from kcoord.packs.automatic import is_automatic, nearest, superfluous
+from kcoord.packs.recipe import MOST_RECIPES, Known, Recipe, add, merge
+from kcoord.settings import Settings, is_profile_name
+from kcoord.telemetry.events import Notices
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items of `values` values each."""
+
+    head: bytes
+    suffix: str
+    largest: int
+    most: int
+    values: int
+
+    def encode(self, items: Iterable[Any]) -> bytes:
+        body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
+        return with_check(self.head, body)
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
+        body = body_of(self.head, content)
+        items = unpack(body, 1 + self.most * self.values, unicode_errors="surrogatepass")
+        if not isinstance(items, list) or len(items) > self.most:
+            raise ValueError(f"it is not a list of at most {self.most} items")
+        return items
+
+    def name(self, content: str) -> str:
+        """The name of the file that holds what `content` describes: equal writers write one file."""
+        return hashlib.sha256(content.encode()).hexdigest() + self.suffix
+
+    def paths(self, directory: Path) -> list[Path]:
+        """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
+        return paths_of(directory, self.suffix)
+
+    def read(
+        self,
+        path: Path,
+        parse: Callable[[bytes], list[T]],
+        skipped: Callable[[OSError | ArtifactInvalid | ValueError], None],
+    ) -> list[T] | None:
+        """The items that ``parse(content)`` returns; None if the file is gone.
+
+        Empty, after ``skipped(error)``, if the file cannot be read, or `parse` raises `ArtifactInvalid` or ValueError.
+        """
+        try:
+            return parse(read_plain(path, self.largest))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS v3
+                return None
+            skipped(error)
+        except (ArtifactInvalid, ValueError) as error:
+            skipped(error)
+        return []
+
+
+MOST_PARTS = 64  # of a profile that are read
+PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES, values=32)
+
+
+def roots(store: Path | None, local_dir: Path) -> list[Path]:
+    """The directories of profiles; the first is where new parts go, if it can be written."""
+    return [*([store / LAYOUT / "profiles"] if store else []), local_dir / "profiles"]
+
+
+def unvouched(local_dir: Path) -> Path:
+    """The directory of copies of profiles that no key of this node has signed: not read where signatures are required."""
+    return local_dir / "profiles-unsigned"
+
+
+def profile_names(settings: Settings) -> list[str]:
+    """The names of all profiles. Raises `StoreError`. Blocks for as long as the file system does."""
+    return sorted({name for root in _private_roots(settings) for name in profiles_in(root, follow_symlinks=True)})
+
+
+def load_profile(settings: Settings, name: str, notices: Notices | None = None) -> list[Recipe]:
+    """The recipes of all parts, each once, longest first; ties by order, then digest: the same for all who read the same parts.
+
+    Skips, with a notice, parts that cannot be read or that the settings' `Trust` refuses. Raises `KcoordError`, which names the
+    existing profiles, if there is no such profile. Blocks for as long as the file system does.
+    """
+    notices = Notices() if notices is None else notices
+    name = nearest_of(_private_roots(settings), name)
+    existing = profile_names(settings)  # lists the directory above, which refreshes the names that NFS remembers
+    if name not in existing:
+        there = f"are {', '.join(existing)}" if existing else "are none yet (KCOORD_PROFILE records one)"
+        raise KcoordError(f"there is no profile {name!r}: there {there}")
+    *shared, here = _private_roots(settings)
+    found: list[Recipe] = []
+    for root in shared:
+        own = settings.local_dir if root == unvouched(settings.local_dir) else None
+        found += parts(root / name, notices, Trust.of(settings), own)
+    merged = merge([*found, *parts(here / name, notices, OFF, settings.local_dir)])
+    if not merged:
+        raise KcoordError(f"the profile {name!r} has no part that can be read: record it again")
+    return sorted(merged.values(), key=lambda r: (-r.seconds, r.order, r.digest))
+
+
+def nearest_of(roots: Sequence[Path], name: str) -> str:
+    """The profile below `roots` to read for `name`; `name` itself if there is none that is nearer. Raises `StoreError`."""
+    if not is_automatic(name):
+        return name
+    times: dict[str, float] = {}
+    for root in roots:
+        for each, at in times_of_profiles(root).items():
+            times[each] = max(at, times.get(each, at))
+    return nearest(name, times) or name
+
+
+def forget_superfluous(root: Path) -> None:
+    """Remove the oldest of many automatic profiles below `root`, a directory of profiles or of packs, and their packs beside it.
+
+    Nothing is removed through a link in the place of a store's directory. Raises OSError, `StoreError`.
+    """
+    # the user chose the store's root, or the local directory, and no link below it
+    chosen = root.parents[1] if root.parent.name == LAYOUT else root.parent
+    for name in superfluous(times_of_profiles(root)):
+        beneath.remove(root / name, chosen)
+        beneath.remove(root.parent / "packs" / name, chosen)
+
+
+def parts(
+    directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path | None = None
+) -> Collection[Recipe]:  # fmt: skip
+    """The recipes of the newest parts in `directory`, each once. Skips, with a notice, unreadable ones and those `trust` refuses.
+
+    `local_dir` is given if `directory` is one of a node's own: then so are those that another user may have written.
+    """
+    found: dict[str, Recipe] = {}  # however many parts hold a recipe, it is in memory once
+    known = Known()
+
+    def read(path: Path) -> bool:
+        with suppress(OSError):  # it is gone, as its reader finds
+            if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
+                notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
+                return True
+        recipes = _read_part(path, notices, trust, known)
+        for recipe in recipes or ():
+            add(found, recipe)
+        return recipes is not None
+
+    try:
+        if local_dir is not None:
+            check_tier(directory, local_dir)
+        read_all(lambda: newest_parts(directory), read)
+    except StoreError as refused:
+        notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
+    except OSError as error:
+        fault = store_error(error, directory)
+        notices.tell(f"a profile is skipped: {fault}", about=fault_of(directory.parents[2], fault))
+    return found.values()
+
+
+def newest_parts(directory: Path) -> list[Path]:
+    """The parts that are read, the newest last. Raises OSError."""
+    found = PARTS.paths(directory)
+    return (
+        sorted(found, key=lambda path: (written_at(path), path.name))[-MOST_PARTS:]
+        if len(found) > MOST_PARTS
+        else found
+    )
+
+
+def encode_part(recipes: dict[str, Recipe]) -> bytes:
+    """The content of an unsigned part, of recipes by digest. Equal recipes give equal bytes."""
+    return PARTS.encode(recipes[digest].to_wire() for digest in sorted(recipes))
+
+
+def decode_part(content: bytes, known: Known | None = None) -> list[Recipe]:
+    """The recipes of an unsigned part. Raises ValueError if it is torn or malformed. `known`: see `Known`."""
+    known = Known() if known is None else known
+    return [Recipe.from_wire(data, known) for data in PARTS.decode(content)]
+
+
+def save_part(
+    directory: Path,
+    recipes: Iterable[Recipe],
+    earlier: Path | None = None,
+    trust: Trust = OFF,
+    local_dir: Path | None = None,
+) -> Path:
+    """Write `recipes` as one part, atomically and durably, signed if `trust` has a key that signs; returns its path.
+
+    Removes `earlier`, the result of the same writer's last call, whose recipes must all be in `recipes`. `local_dir` is that of
+    `parts`. Raises `StoreError`, also where signatures are required and no key signs.
+    """
+    if not trust.publishes:
+        raise StoreError(f"{directory}: {VERIFIES_ONLY}", VERIFIES_ONLY)
+    by_digest = merge(recipes)
+    content = trust.seal(PROFILE, encode_part(by_digest))
+    if len(content) > PARTS.largest:
+        raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
+    if local_dir is not None:
+        with store_errors(directory):
+            make_own(directory, local_dir)
+    # the signer is in the name: a part of one key does not replace a part of another
+    return save(directory, PARTS.name(" ".join([trust.signer, *sorted(by_digest)])), content, earlier)
+
+
+def _private_roots(settings: Settings) -> list[Path]:
+    """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
+    copies = [unvouched(settings.local_dir)] if settings.policy != "require" else []
+    found = [*copies, *roots(settings.store_root, settings.local_dir)]
+    for own in (*copies, found[-1]):
+        check_tier(own, settings.local_dir)
+    return found
+
+
+def _read_part(path: Path, notices: Notices, trust: Trust, known: Known) -> list[Recipe] | None:
+    """None if the part is gone, empty if it is skipped."""
+
+    def parse(sealed: bytes) -> list[Recipe]:
+        doubt = trust.doubt(PROFILE, sealed)
+        if doubt is not None:
+            fate = "is skipped" if trust.required else "is used all the same (KCOORD_TRUST=warn)"
+            about = f"profile {path.parent.name}: {doubt.fault}"
+            notices.tell(f"{doubt.of(path)}; a part of a profile {fate}", about=about)
+            if trust.required:
+                return []
+        content, _ = split(sealed)
+        return decode_part(content, known)
+
+    def skipped(error: Exception) -> None:
+        if isinstance(error, OSError):
+            notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
+        else:
+            notices.tell(f"{path}: a part of a profile is skipped: {error}")
+
+    return PARTS.read(path, parse, skipped)
+
+
+def times_of_profiles(root: Path) -> dict[str, float]:
+    """The profiles that have a directory in `root`, and when each got its last part. Raises `StoreError`."""
+    found = {}
+    for name in profiles_in(root):
+        with suppress(OSError):
+            found[name] = (root / name).stat().st_mtime
+    return found
+
+
+def profiles_in(root: Path, *, follow_symlinks: bool = False) -> list[str]:
+    """The names of the profiles that have a directory in `root`, sorted; none if there is no `root`. Raises `StoreError`."""
+    names: list[str] = []
+    with store_errors(root), suppress(FileNotFoundError):
+        names = [p.name for p in root.iterdir() if p.is_dir() and (follow_symlinks or not p.is_symlink())]
+    return sorted(filter(is_profile_name, names))

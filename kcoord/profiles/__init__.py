@@ -1,1 +1,0 @@
-"""Profiles: the recipes of a job's compiles, and the artifacts that it requested."""
