@@ -18,7 +18,7 @@ from kcoord.files import beneath
 from kcoord.files.rename import sync_directory, write_file
 from kcoord.interruption import let_through
 
-CHECK = hashlib.sha256().digest_size  # bytes between a file's first line and its body
+_CHECK = hashlib.sha256().digest_size  # bytes between a file's first line and its body
 LAYOUT = "v2"
 """The directory that holds all of a store but its marker; its name is the version of the layout."""
 
@@ -86,7 +86,7 @@ def with_check(head: bytes, body: bytes) -> bytes:
 
 def body_of(head: bytes, content: bytes) -> bytes:
     """Raises ValueError if `content` is torn, or has another format than `head` names."""
-    start = len(head) + CHECK
+    start = len(head) + _CHECK
     body = content[start:]
     if content[:start] != head + hashlib.sha256(body).digest():
         raise ValueError("it is torn, or another version's")
