@@ -19,7 +19,6 @@ import pytest
 from hypothesis import settings
 
 from kcoord.testing.leases import bounded
-from kcoord.testing.shared_servers import ForkServers, fork_server
 from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
 from tests.support.forked_agents import fork_agents
@@ -27,6 +26,7 @@ from tests.support.fuzzing import LONG, USUAL
 from tests.support.interpose import Interposer
 from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import Sandbox, sandboxed
+from tests.support.shared_servers import ForkServers, fork_server
 
 ROOT = Path(__file__).resolve().parents[1]
 settings.register_profile("long", max_examples=LONG * USUAL)

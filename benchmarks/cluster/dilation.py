@@ -7,6 +7,8 @@ time-warped network emulation", NSDI 2006).
 
 from __future__ import annotations
 
+import functools
+
 MOST = 100.0  # a lease of half an hour
 
 
@@ -17,14 +19,13 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import acquisition, packs, store_access
+    from kcoord.agent import acquisition, packs, tiers
     from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
     from kcoord.leases import base, redis, redis_client
 
     for module, names in (
         (base, ("RECHECK",)),
         (acquisition, ("_BUSY_FOR",)),
-        (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
         (profiles, ("_EVERY",)),
         (store_retention, ("READ_FIRST", "READ_EVERY")),
@@ -33,6 +34,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     ):
         for name in names:
             setattr(module, name, getattr(module, name) * factor)
+    tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, patience=60 * factor)  # type: ignore[misc,assignment]
     for name in ("quiet", "every"):
         packing.PackWriter.__init__.__kwdefaults__[name] *= factor
     redis_client._CONNECT_TIMEOUT *= factor * patience  # type: ignore[misc]

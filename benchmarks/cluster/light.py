@@ -36,7 +36,7 @@ from kcoord.settings import Settings
 
 T = TypeVar("T")
 
-_ABREAST = 8  # as in `kcoord.agent.store_access`
+_ABREAST = 8  # as in `kcoord.agent.store_breaker`
 _THREADS = 64  # of this process' leaders, at the store
 _PATIENCE = 10.0  # Redis answers soon; hundreds of nodes in one process see it late
 _LAST = 0.5  # seconds for the last news

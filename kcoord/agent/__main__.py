@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.agent.server import ENDS_WITHIN, Agent
-from kcoord.agent.store_access import opened
+from kcoord.agent.store_breaker import opened
 from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store

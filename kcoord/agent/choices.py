@@ -100,7 +100,7 @@ class Choices:
     async def _in_store(self, digest: str, offered: Found | None) -> Found | None:
         """The store's choice, which is `offered` if it held none; None if the store cannot be asked."""
         try:
-            return await self._tiers.store.use(lambda store: _settle(store, digest, offered), self._patience)
+            return await self._tiers.store.use_within(lambda store: _settle(store, digest, offered), self._patience)
         except (StoreError, ArtifactInvalid) as error:
             self._notices.tell(f"{error}; choices of autotuning stay on this node", about="choices that stay")
             return None

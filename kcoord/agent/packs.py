@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -44,7 +44,7 @@ class Packs:
     ``at(homes, work)`` runs `work` in a thread for the local tier; it raises `ArtifactInvalid` if others may write there.
     """
 
-    def __init__(self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices) -> None:
+    def __init__(self, store: StoreBreaker, at: At, local_dir: Path | None, notices: Notices) -> None:
         self._store, self._at, self._local_dir, self._notices = store, at, local_dir, notices
         self._named: Latest[str, None] = Latest(_MOST_NAMED)  # profiles of this agent's jobs
         self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve

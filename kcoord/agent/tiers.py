@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from kcoord.agent.connections import Observer
 from kcoord.agent.packs import Packs
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Contents, Manifest, Origin
 from kcoord.artifacts.signing import OFF
@@ -50,7 +50,7 @@ class Tiers:
         in_store: Callable[[str], object],
         observer: Observer | None = None,
     ) -> None:
-        self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
+        self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -92,7 +92,7 @@ class Tiers:
         self._fresh.pop(digest, None)
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
-        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
+        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone, or damaged."""
 
         def copy() -> bool | None:
             try:
@@ -101,7 +101,7 @@ class Tiers:
                     return True
                 if self._trust.required and self._filled.get(digest) != there:
                     return False  # it may be another agent's, with less trust
-                found = local.contents_at(there, digest)
+                found = self._whole(there, digest)
                 if found is None:
                     return None
                 local.install(*found, home, self._local_dir)
@@ -114,6 +114,14 @@ class Tiers:
             return True
 
         return await self.locally(copy)
+
+    def _whole(self, home: Path, digest: str) -> tuple[Manifest, Contents] | None:
+        """The artifact at `home`; None if there is none, or a damaged one, which is told."""
+        try:
+            return local.contents_at(home, digest)
+        except ArtifactInvalid as error:
+            self._notices.tell(str(error))
+            return None
 
     async def locally(self, work: Callable[[], T]) -> T:
         """The result of `work`, run in a thread for the local tier."""
@@ -200,7 +208,7 @@ class Tiers:
             return announced, manifest
 
         try:
-            published = await self.store.use(self._observed("publish", publish), publishes=True)
+            published = await self.store.use(self._observed("publish", publish))
             if published is None:
                 return None
             self._tell_in_store(digest)

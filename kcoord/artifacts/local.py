@@ -36,12 +36,11 @@ from kcoord.artifacts.manifest import (
     portable,
 )
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.files.atomic import replace_file, staging_name
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.private import check_directory, check_folders, check_ours, check_tier, make_own
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
-from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import is_settled, stamp_of
 from kcoord.ownership import is_ours, make_directory
@@ -222,20 +221,15 @@ def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
     return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
 
 
-def check_owner(place: Path, checked: set[Path] | None = None) -> None:
+def check_owner(place: Path) -> None:
     """Raises `ArtifactInvalid` if another user owns `place`, a home or a staging directory, or may write around it.
 
-    What others can write is neither published nor signed. `checked` has the directories around that were found good a moment
-    ago, and gets this one: a tier's check costs as much as a look at an artifact.
+    What others can write is neither published nor signed.
     """
-    tier = place.parent
-    if checked is None or tier not in checked:
-        try:
-            check_tier(tier)
-        except StoreError as error:
-            raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
-        if checked is not None:
-            checked.add(tier)
+    try:
+        check_tier(place.parent)
+    except StoreError as error:
+        raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
     with suppress(OSError):  # there is none, or its reader reports why it cannot be read
         if not is_ours(uid := place.lstat().st_uid):
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")

@@ -27,9 +27,9 @@ from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.link import publish_file
-from kcoord.files.naming import LAYOUT
 from kcoord.files.reading import open_plain
 from kcoord.files.rename import refresh_names, set_aside
 

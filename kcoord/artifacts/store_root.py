@@ -15,9 +15,9 @@ import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.link import publish_file
-from kcoord.files.naming import LAYOUT
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
 

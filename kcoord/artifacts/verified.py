@@ -23,7 +23,7 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin
-from kcoord.deferred import Deferred
+from kcoord.files.daemon import Deferred
 from kcoord.files.private import check_directory, check_folders, check_ours
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through

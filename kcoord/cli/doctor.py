@@ -27,8 +27,8 @@ from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import has_no_inodes, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.private import make_tier
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import LeaseService, probe

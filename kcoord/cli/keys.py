@@ -14,8 +14,8 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import Parsed, json_flag, print_json
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError, SettingsError
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.settings import Settings, variable
 

@@ -28,8 +28,8 @@ from typing import BinaryIO
 
 from kcoord.errors import StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 
 _ATTEMPTS = 3

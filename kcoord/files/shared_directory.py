@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import LAYOUT
-from kcoord.files.replace import replace_file
 
 _ATTEMPTS = 5
 

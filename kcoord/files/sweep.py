@@ -1,7 +1,7 @@
 """Removes stale entries of a staging directory, whose writers are dead.
 
 The name of an entry states its owner: ``<host>-<pid>-<token>``, and the token its boot and pid namespace
-(`kcoord.files.naming.staging_name`). Entries with other names are left alone.
+(`kcoord.files.atomic.staging_name`). Entries with other names are left alone.
 
 ====================================== =====================================================================
 owner                                  removed
@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 from kcoord.files import beneath
-from kcoord.files.naming import place, staging_name
+from kcoord.files.atomic import place, staging_name
 
 HERE_AFTER = 300.0  # seconds
 ELSEWHERE_AFTER = 86400.0

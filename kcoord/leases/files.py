@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_error
-from kcoord.files.naming import LAYOUT
 from kcoord.leases.base import (
     Answer,
     Failed,

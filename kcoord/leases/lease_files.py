@@ -23,10 +23,9 @@ import msgpack
 
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable
 from kcoord.files import beneath
-from kcoord.files.naming import staging_name
+from kcoord.files.atomic import replace_file, staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
-from kcoord.files.replace import replace_file
 from kcoord.leases.base import Failed, Ready, Wait
 
 _LARGEST_OUTCOME = 256 << 10  # bytes

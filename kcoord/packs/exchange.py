@@ -14,8 +14,8 @@ from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error
-from kcoord.files.naming import staging_name
 from kcoord.files.packed import unpack
 from kcoord.files.sweep import sweep_beside
 from kcoord.packs.index import MOST_LISTED, Use

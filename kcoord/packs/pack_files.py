@@ -21,7 +21,7 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import StoreError
 from kcoord.files import beneath
-from kcoord.files.naming import LAYOUT
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import make_own
 from kcoord.files.shared_directory import paths_of
 from kcoord.packs.automatic import is_automatic, nearest

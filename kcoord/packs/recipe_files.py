@@ -25,9 +25,8 @@ import msgpack
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.checked import body_of, with_check
+from kcoord.files.atomic import LAYOUT, body_of, with_check
 from kcoord.files.faults import fault_of, store_error, store_errors
-from kcoord.files.naming import LAYOUT
 from kcoord.files.packed import unpack
 from kcoord.files.private import check_tier, make_own, make_private
 from kcoord.files.reading import read_plain

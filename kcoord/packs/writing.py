@@ -15,8 +15,8 @@ from kcoord.artifacts.signing import MANIFEST, VERIFIES_ONLY
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT, staging_name
 from kcoord.files.faults import store_error
-from kcoord.files.naming import LAYOUT, staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.packs.automatic import is_automatic

@@ -5,6 +5,7 @@ Each call borrows a connection of its own, so a claim that waits for minutes blo
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -12,10 +13,9 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from kcoord.errors import AgentUnavailable, ProtocolError
-from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.protocol import endpoint, fields, frames
 from kcoord.protocol.identity import Expected, Identity
@@ -29,6 +29,29 @@ _LONGEST_NOTICE = 4096  # characters
 _AT_ONCE = 0.005  # seconds; a slower answer counts as a wait
 _LOOK_EVERY = 0.05  # seconds, for an agent that is being restarted
 _RETRY_AFTER = 5.0  # seconds without a request after the agent was found dead
+
+
+class _Forgetful(Protocol):
+    def forget_after_fork(self) -> None: ...
+
+
+_registered: weakref.WeakSet[_Forgetful] = weakref.WeakSet()
+
+
+def forgets_after_fork(thing: _Forgetful) -> None:
+    """Call ``thing.forget_after_fork()`` in every child that is forked while `thing` lives. Keeps no reference to it.
+
+    A child must not share sockets, counters, or locks that another thread of its parent held.
+    """
+    _registered.add(thing)
+
+
+def _forget_all() -> None:
+    for thing in list(_registered):
+        thing.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class ConnectionPool:

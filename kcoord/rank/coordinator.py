@@ -18,7 +18,6 @@ from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.verified import Verified
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
-from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
@@ -30,14 +29,14 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
+from kcoord.rank.connection_pool import forgets_after_fork
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.own_tiers import OwnTiers
 from kcoord.rank.pool_start import PoolStart
-from kcoord.rank.staging import StagingDirectories
+from kcoord.rank.staging import StagingDirectories, is_temporary
 from kcoord.rank.telemetry import RankTelemetry, Spans
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.temporary import is_temporary
 
 T = TypeVar("T")
 
@@ -151,14 +150,15 @@ class Coordinator:
             key = key.with_details(asked.explain())
         if not self.trusts(home) or is_running(key.digest):
             return self._compilation(key, home, asked.device, asked.aside, asked.target)
-        vanished: list[Path] = []
+        vanished, missed = list[Path](), 0
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             self.pool.missed(asked.target)
             answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home)
-            )
+                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home),
+                missed=missed,
+            )  # fmt: skip
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun
@@ -171,6 +171,7 @@ class Coordinator:
                 if asked.loads:
                     telemetry.loaded(artifact, answer.source, asked.aside, begun)
                 return artifact
+            missed = answer.landing
             if len(vanished) < attempt:
                 break  # it is torn, or for another GPU: the next answer would be the same
         if len(vanished) == 2:

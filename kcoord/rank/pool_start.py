@@ -21,13 +21,13 @@ from typing import Any
 
 from kcoord.cgroups import cores
 from kcoord.errors import KcoordError
-from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient
+from kcoord.rank.connection_pool import forgets_after_fork
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.events import Notices

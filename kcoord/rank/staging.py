@@ -1,4 +1,6 @@
-"""The directories that one process compiles in: below the local tier, or private if that takes no files."""
+"""The directories that one process compiles in: below the local tier, or private if that takes no files; and those that it throws
+away: a tuner (Helion) compiles each of its candidates in a temporary directory, and uses one of them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from kcoord.artifacts import local
 from kcoord.default_dir import private_places, takes_libraries
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
+from kcoord.latest import Latest
 from kcoord.telemetry.events import Notices
 
 _LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin there
+_MOST_MADE = 1000
+_made: Latest[str, None] = Latest(_MOST_MADE)  # temporary directories of this process
 
 
 @contextmanager
@@ -111,3 +117,23 @@ class StagingDirectories:
 
     def _refused(self, error: StoreError, about: str) -> None:
         self._notices.tell(f"{error}; this process keeps its kernels in a directory of its own", about=about)
+
+
+def watch_temporary_directories() -> None:
+    """Remember the directories that this process makes from now on by `tempfile.mkdtemp` or `TemporaryDirectory`. Idempotent."""
+    native = tempfile.mkdtemp
+    if getattr(native, "__module__", "") == __name__:
+        return
+
+    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
+        made = native(*args, **kwargs)
+        _made[os.path.abspath(os.fsdecode(made))] = None  # noqa: PTH100 - without a look at the disk
+        return made
+
+    mkdtemp.__doc__ = native.__doc__
+    tempfile.mkdtemp = mkdtemp  # `TemporaryDirectory` looks it up there
+
+
+def is_temporary(path: Path) -> bool:
+    """True if `path` lies below such a directory."""
+    return bool(_made) and any(str(parent) in _made for parent in path.parents)

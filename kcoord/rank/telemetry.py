@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.deferred import Deferred
 from kcoord.errors import StoreError
+from kcoord.files.daemon import Deferred
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol.identity import Identity

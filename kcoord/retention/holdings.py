@@ -13,11 +13,10 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import store_error
-from kcoord.files.naming import LAYOUT
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
-from kcoord.files.replace import replace_file
 
 _FORMAT = "kcoord-holdings-1"
 _LARGEST = 1024  # bytes

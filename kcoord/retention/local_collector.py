@@ -23,8 +23,8 @@ from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import staging_name
 from kcoord.files.rename import make_below
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks

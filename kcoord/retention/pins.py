@@ -16,9 +16,8 @@ from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import LAYOUT
-from kcoord.files.replace import replace_file
 from kcoord.packs.index import PackInvalid
 from kcoord.packs.pack import look_at_pack
 from kcoord.packs.pack_files import all_packs, packs_directory, packs_of, signer_of

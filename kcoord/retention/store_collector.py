@@ -22,8 +22,8 @@ from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
-from kcoord.files.naming import LAYOUT
 from kcoord.files.trash import Trash
 from kcoord.packs.pack_files import all_packs
 from kcoord.retention.collected import Collected, blocks

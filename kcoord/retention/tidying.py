@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
-from kcoord.files.naming import LAYOUT
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
 from kcoord.packs.pack_files import all_packs, number_of, signer_of

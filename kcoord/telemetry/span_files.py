@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 import msgpack
 
-from kcoord.files.naming import LAYOUT
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.private import make_own
-from kcoord.files.replace import replace_file
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import Process, Span, checked
 

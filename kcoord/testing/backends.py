@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -34,20 +34,19 @@ from kcoord.artifacts.catalog import local_manifests
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.testing.forkserver import Forked
-from kcoord.testing.shared_servers import fork_server
 
-Started = subprocess.Popen[str] | Forked
+Started = subprocess.Popen[str]
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Started]
 Environ = Mapping[str, str]
 NOTHING: Environ = MappingProxyType({})
 _LONG = 120.0  # seconds: the bound of every process
 
 
 class World:
-    """A local directory, and processes that use it. `environ` is theirs; they have the modules `preload` imported, if any."""
+    """A local directory, and processes that use it, with `environ`. ``python(arguments, environ, cwd)`` starts one."""
 
-    def __init__(self, root: Path, program: Path, environ: Mapping[str, str], preload: Sequence[str] = ()) -> None:
-        self.root, self.program, self._preload = root, program, preload
+    def __init__(self, root: Path, program: Path, environ: Mapping[str, str], python: Start) -> None:
+        self.root, self.program, self._python = root, program, python
         self._started: list[Started] = []
         self.local = root / "local"
         kept = {n: v for n, v in os.environ.items() if not n.startswith("KCOORD_") and not n.endswith("_CACHE_DIR")}
@@ -58,15 +57,7 @@ class World:
     def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> Started:
         """A process that goes through `steps` (`kcoord.testing.subject`)."""
         command = [str(self.program), json.dumps(steps)]
-        environment, pipe = {**self.environ, **environ}, subprocess.PIPE
-        process: Started
-        if self._preload and (server := fork_server(self._preload)).serves(environment):
-            process = server.start(command, environment, cwd or self.root)
-        else:
-            command = [sys.executable, *command]
-            process = subprocess.Popen(
-                command, env=environment, cwd=cwd or self.root, stdout=pipe, stderr=pipe, text=True
-            )
+        process = self._python(command, {**self.environ, **environ}, cwd or self.root)
         self._started.append(process)
         return process
 
@@ -126,7 +117,8 @@ class World:
 
     def close(self) -> None:
         """End all of its processes."""
-        for process in (*self._started, *self.processes()):
+        running: list[Started | psutil.Process] = [*self._started, *self.processes()]
+        for process in running:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         for started in self._started:
@@ -149,8 +141,6 @@ class BackendSuite:
     """It ends with ``main(MySubject)``: see `kcoord.testing.Subject`."""
     error: ClassVar[str]
     """The class name of the exception that `Subject.refuse` raises."""
-    preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that take long to import: the processes are forked from one that has them (`kcoord.testing.forkserver`)."""
     interrupted: ClassVar[str] = "TimeoutError"
     """The exception that leaves the compiler when a signal's handler raises `TimeoutError` in it."""
     failure_elsewhere: ClassVar[str] = ""
@@ -165,10 +155,21 @@ class BackendSuite:
         """Further variables for the processes; may write files below `root`, a fresh directory."""
         return {}
 
+    def python(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Started:
+        """Start ``python *arguments`` with these variables alone, and with its output and errors captured as text.
+
+        Override it if the compiler takes long to import, by a process that is forked from one that has it imported. Of its
+        methods `poll`, `wait`, `communicate`, `send_signal` and `kill` are used.
+        """
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=environ, cwd=cwd, stdout=pipe, stderr=pipe, text=True
+        )  # fmt: skip
+
     @pytest.fixture
     def world(self) -> Iterator[World]:
         root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))  # a Unix socket's path is at most 108 bytes long
-        world = World(root, self.program, self.environment(root), self.preload)
+        world = World(root, self.program, self.environment(root), self.python)
         try:
             yield world
         finally:

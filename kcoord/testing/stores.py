@@ -19,7 +19,7 @@ from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.object import write_object
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.naming import LAYOUT
+from kcoord.files.atomic import LAYOUT
 from kcoord.keys import CacheKey
 
 KEY = CacheKey.of("test", "kernel", source="x")

@@ -25,7 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.files import sweep as sweep_module
-from kcoord.files.checked import with_check
+from kcoord.files.atomic import with_check
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.leases.base import Lease, probe

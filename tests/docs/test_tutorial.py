@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.testing.shared_servers import fork_server
 from tests.support import forked_command, hosts
 from tests.support.living import agents_of
 from tests.support.processes import with_agents_forked
 from tests.support.redis_server import find_redis_server
 from tests.support.sandbox import WITH_TORCH, Sandbox
+from tests.support.shared_servers import fork_server
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

@@ -370,7 +370,8 @@ def test_a_slow_store_is_waited_for_and_nothing_is_said(interposed: Cluster, int
 def test_a_store_that_hangs_is_left_alone_until_it_answers(interposed: Cluster, interposer: Interposer) -> None:
     """The bound is a minute; it is shortened here."""
     made = interposed
-    made.start(f"{QUICK}\nshared.PATIENCE = 0.5\nshared._AT_ONCE = 0.5\n")
+    shorter = "tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, patience=0.5, looks_within=0.5)"
+    made.start(f"{QUICK}\n{shorter}\n")
     made.add_ranks()
     made.ask("before")
     until(lambda: made.holds("before"))

@@ -35,9 +35,9 @@ from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
-from kcoord.testing.forkserver import Forked
 from tests.support import processes
 from tests.support.environment import clean_environ
+from tests.support.forkserver import Forked
 from tests.support.waiting import SOON as SOON
 from tests.support.waiting import eventually as until
 

@@ -17,8 +17,8 @@ from kcoord.artifacts.object import read_object
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import read_plain
-from kcoord.testing.forkserver import Forked
 from tests.support.agents import Node, Rank, key_of
+from tests.support.forkserver import Forked
 from tests.support.redis_server import RedisServer
 
 NODES, RANKS = 2, 2
@@ -26,8 +26,8 @@ CANNOT = "the store cannot be used"
 BACK = "is back: artifacts are published there again"
 
 QUICK = """
-import kcoord.agent.store_access as shared
-shared._FIRST_PROBE, shared._SLOWEST_PROBE = 0.2, 0.5
+import functools, kcoord.agent.tiers as tiers
+tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, probes=(0.2, 0.5))
 """
 """For an agent: it looks as often for the end of a fault as a test has time for."""
 

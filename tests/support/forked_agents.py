@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kcoord.rank import spawn
 from kcoord.settings import Settings
-from kcoord.testing.forkserver import ForkClient, Forked
+from tests.support.forkserver import ForkClient, Forked
 
 _ADDRESS = "FORKS_AGENTS"  # the variable of a forked process that has its server's address
 _environ = dict(os.environ)  # the server's own: this module is imported as one begins

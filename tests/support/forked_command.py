@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from kcoord.testing.forkserver import ForkClient
+from tests.support.forkserver import ForkClient
 
 COMMANDS = {
     "kcoord": ("FORKS_AGENTS", "-c", "from kcoord.cli import main; main()"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from kcoord.rank import pool_start
 from kcoord.rank.pool_start import PoolStart
 from kcoord.ranks import POOL_SCRIPT
-from kcoord.testing.forkserver import ForkClient
+from tests.support.forkserver import ForkClient
 
 VARIABLE = "FORKS_POOLS"  # the server's address; without it a pool has an interpreter of its own
 _environ = dict(os.environ)  # the server's own: this module is imported as one begins

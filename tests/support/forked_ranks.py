@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-from kcoord.testing.forkserver import ForkClient, Forked
+from tests.support.forkserver import ForkClient, Forked
 
 VARIABLE = "FORKS_RANKS"  # the server's address
 _environ = dict(os.environ)  # the server's own: this module is imported as one begins

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from kcoord.cli import warmup
-from kcoord.testing.forkserver import ForkClient
+from tests.support.forkserver import ForkClient
 
 VARIABLE = "FORKS_WARMUPS"  # the server's address; without it they have interpreters of their own
 _environ = dict(os.environ)  # the server's own: this module is imported as one begins

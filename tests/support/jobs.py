@@ -18,10 +18,10 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.settings import Settings
-from kcoord.testing.forkserver import Forked
 from tests.support import processes
 from tests.support.agents import Wire
 from tests.support.command import KCOORD
+from tests.support.forkserver import Forked
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 KERNELS = 8  # of a batch

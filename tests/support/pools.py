@@ -16,9 +16,9 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.pool_start import PoolStart
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.testing.shared_servers import fork_server
 from tests.support import forked_pools, processes
 from tests.support.sandbox import WITH_TRITON, Sandbox, eventually
+from tests.support.shared_servers import fork_server
 from tests.support.triton_ranks import hooked
 
 _SEES_IDLE_CORES = """

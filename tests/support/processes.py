@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kcoord.testing.forkserver import Forked
-from kcoord.testing.shared_servers import fork_server
 from tests.support.forked_agents import naming
+from tests.support.forkserver import Forked
+from tests.support.shared_servers import fork_server
 
 WITH_KCOORD = "tests.support.with_kcoord"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.testing.forkserver import Forked
-from kcoord.testing.shared_servers import fork_server
 from tests.support import living, toolchain
 from tests.support.environment import clean_environ
+from tests.support.forkserver import Forked
 from tests.support.processes import WITH_KCOORD, with_agents_forked
+from tests.support.shared_servers import fork_server
 from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -9,9 +9,9 @@ from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.settings import Settings
-from kcoord.testing.shared_servers import fork_server
 from tests.support import forked_pools, toolchain
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
+from tests.support.shared_servers import fork_server
 
 _gates = itertools.count()
 RANK = PROGRAMS / "rank.py"

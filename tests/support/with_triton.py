@@ -8,7 +8,7 @@ import triton.runtime.autotuner  # noqa: F401
 from triton.backends import backends  # noqa: F401
 
 import kcoord.backends.triton.recipes
-import kcoord.files.lock
+import kcoord.files.atomic
 import kcoord.keys.function.walk
 import kcoord.rank.coordinator
 import kcoord.replay.process  # noqa: F401

@@ -15,8 +15,8 @@ from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of
-from kcoord.files.naming import LAYOUT
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.collected import Collected

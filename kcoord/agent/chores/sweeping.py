@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.naming import LAYOUT
+from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import check_tier
 from kcoord.files.sweep import sweep, sweep_left_by
 from kcoord.telemetry.events import Notices, log

@@ -16,11 +16,10 @@ from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
+from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import fault_of, store_error
-from kcoord.files.naming import LAYOUT
 from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
-from kcoord.files.replace import replace_file
 from kcoord.latest import Latest
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver

@@ -13,7 +13,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.cc.command import Command, Dependencies
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import replace_file
 from kcoord.keys.device import DeviceKey
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features

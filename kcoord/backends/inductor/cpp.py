@@ -17,8 +17,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import UNLOADED, Backend
 from kcoord.errors import KeyFactorError
-from kcoord.files.lock import locked
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import locked, replace_file
 from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi

@@ -22,7 +22,7 @@ from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
 from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
 from kcoord.backends.wrapping import is_wrapped, wraps
-from kcoord.files.lock import locked
+from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"

@@ -19,8 +19,8 @@ from typing import Any
 
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.wrapping import is_wrapped, wraps
+from kcoord.files.atomic import replace_file
 from kcoord.files.faults import store_error
-from kcoord.files.replace import replace_file
 from kcoord.interruption import let_through
 
 _FIRST = 10**9

@@ -14,7 +14,7 @@ from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.backends.ninja.request import Library, inputs_of
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import replace_file
 from kcoord.keys.packages import identity_of
 
 Ninja = Callable[[Path, Path], None]

@@ -16,7 +16,7 @@ from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.ninja import directories, extensions
 from kcoord.backends.ninja.adapter import backend
 from kcoord.backends.wrapping import is_wrapped, wraps
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import replace_file
 
 _NEEDED = ("JIT_EXTENSION_VERSIONER", "_write_ninja_file_and_build_library", "_write_ninja_file_to_build_library",
            "_import_module_from_library", "_prepare_ldflags", "_maybe_write", "LIB_EXT")  # fmt: skip

@@ -35,7 +35,7 @@ from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
-from kcoord.temporary import watch_temporary_directories
+from kcoord.rank.staging import watch_temporary_directories
 
 try:
     from triton import knobs

@@ -117,7 +117,7 @@ def _entry_path(local_dir: Path, name: str) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    from kcoord.files.lock import locked  # as above
+    from kcoord.files.atomic import locked  # as above
 
     started = time.monotonic()
     with locked(path.with_name(f"{path.name}.lock"), _patience[0]):
@@ -126,7 +126,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Any:
-    from kcoord.files.checked import body_of  # as above
+    from kcoord.files.atomic import body_of  # as above
 
     try:
         with open(path, "rb", opener=_open_own) as file:
@@ -148,8 +148,7 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _write(path: Path, entry: Any) -> None:
-    from kcoord.files.checked import with_check  # as above
-    from kcoord.files.naming import staging_name
+    from kcoord.files.atomic import staging_name, with_check  # as above
 
     part = path.with_name(f"{staging_name()}.part")  # an agent's sweep removes it if this process is killed
     try:

@@ -14,14 +14,14 @@ import pytest
 from kcoord.agent import packs as packs_module
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.packs import Packs
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.patience import in_thread
+from kcoord.files.bounded_threads import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.packs.pack import Pack
@@ -55,7 +55,7 @@ class World:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
         self.leases.reaches_nodes = True  # as if they were Redis'
         here = store.root.parent
-        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices)
+        self.packs = Packs(StoreBreaker(store, self.notices), self.at, here, self.notices)
         self.used = UsedArtifacts(here)
         self.writer = PackWriter(
             store, "job", self.packs, self.used, self.leases, "us", 15.0, self.notices, quiet=quiet

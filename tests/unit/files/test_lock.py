@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 from filelock import FileLock
 
-from kcoord.files.lock import locked
+from kcoord.files.atomic import locked
 
 
 def test_a_block_has_the_lock_to_itself(tmp_path: Path) -> None:

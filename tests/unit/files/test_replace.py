@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.files import beneath
-from kcoord.files.replace import replace_file
+from kcoord.files.atomic import replace_file
 
 
 @pytest.fixture

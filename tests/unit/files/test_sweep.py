@@ -18,7 +18,7 @@ from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
 from kcoord.files import beneath
-from kcoord.files.naming import place, staging_name
+from kcoord.files.atomic import place, staging_name
 from kcoord.files.rename import rename_into_place
 from kcoord.files.sweep import lives, sweep, sweep_left_by
 from kcoord.testing.stores import KEY

@@ -27,7 +27,7 @@ from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import PACK, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.naming import staging_name
+from kcoord.files.atomic import staging_name
 from kcoord.keys import CacheKey
 from kcoord.packs.exchange import decode_profile, encode_profile, export, import_artifacts
 from kcoord.packs.index import Index, PackInvalid, Use

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from kcoord.artifacts.signing import Trust, parse_key
 from kcoord.artifacts.store import Store
 from kcoord.errors import KcoordError, StoreError
-from kcoord.files.naming import staging_name
+from kcoord.files.atomic import staging_name
 from kcoord.packs import recipe as recipe_module
 from kcoord.packs import recipe_files as profile_module
 from kcoord.packs.recipe import LARGEST_RECIPE, Known, Recipe, merge

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.testing.backends import BackendSuite
+from tests.support.forked_suite import ForkedSuite
 from tests.support.processes import with_agents_forked
 from tests.support.sandbox import WITH_TORCH
 
 pytest.importorskip("torch._inductor")
 
 
-class TestInductor(BackendSuite):
+class TestInductor(ForkedSuite):
     program = Path(__file__).with_name("subject.py")
     error = "InductorError"
     preload = (WITH_TORCH,)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kcoord.testing.backends import BackendSuite
+from tests.support.forked_suite import ForkedSuite
 from tests.support.processes import WITH_KCOORD, with_agents_forked
 
 
-class TestCompileOnce(BackendSuite):
+class TestCompileOnce(ForkedSuite):
     program = Path(__file__).with_name("subject.py")
     preload = (WITH_KCOORD,)
     error = "CompileError"

@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import pytest
 
-from kcoord.testing.backends import BackendSuite
 from tests.support import toolchain
+from tests.support.forked_suite import ForkedSuite
 from tests.support.processes import with_agents_forked
 from tests.support.sandbox import WITH_TRITON
 
 pytest.importorskip("triton")
 
 
-class TestTriton(BackendSuite):
+class TestTriton(ForkedSuite):
     program = Path(__file__).with_name("subject.py")
     preload = (WITH_TRITON,)
     error = "CompilationError"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kcoord.deferred import Deferred
+from kcoord.files.daemon import Deferred
 from tests.support.sandbox import eventually
 
 _NEVER, _BOUND = 3600.0, 20.0

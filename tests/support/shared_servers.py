@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from kcoord.testing.forkserver import ForkClient, ForkServer, listen, start_server
+from tests.support.forkserver import ForkClient, ForkServer, listen, start_server
 
 _VARIABLE = "FORK_SERVERS"  # the directory of a run
 _LIFE = "life"  # a FIFO in it: the servers end as soon as nobody has it open for writing

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.testing.forkserver import ForkClient, Forked, ForkServer
 from tests.support import hosts
+from tests.support.forkserver import ForkClient, Forked, ForkServer
 from tests.support.waiting import eventually
 
 ENDS = {
@@ -127,7 +127,7 @@ def test_a_process_is_of_the_server_s_session_or_has_its_own(server: ForkServer,
 
 ASKS = """
 import os, sys
-from kcoord.testing.forkserver import ForkClient
+from tests.support.forkserver import ForkClient
 other = ForkClient(sys.argv[1], os.environ).start(["-c", "import os; print(os.getppid())"], os.environ, os.getcwd())
 print(os.getppid(), other.communicate(60)[0])
 """

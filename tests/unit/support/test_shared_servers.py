@@ -9,12 +9,12 @@ import sys
 
 import psutil
 
-from kcoord.testing.shared_servers import ForkServers
+from tests.support.shared_servers import ForkServers
 from tests.support.waiting import eventually
 
 _ASKS = """
 import os
-from kcoord.testing.shared_servers import fork_server
+from tests.support.shared_servers import fork_server
 process = fork_server(("json", "statistics")).start(
     ["-c", "import os, sys; print(os.getppid(), 'statistics' in sys.modules, os.environ.get('MINE'))"],
     dict(os.environ, MINE=str(os.getpid())), "/",
@@ -23,7 +23,7 @@ print(os.getpid(), process.communicate(60)[0])
 """
 _BEGINS = """
 import os, sys
-from kcoord.testing.shared_servers import ForkServers, fork_server
+from tests.support.shared_servers import ForkServers, fork_server
 os.environ.update((servers := ForkServers()).variables)
 print(*servers.variables.values())
 print(fork_server(()).start(["-c", "import os; print(os.getppid())"], os.environ, "/").communicate(60)[0], flush=True)
