@@ -81,7 +81,7 @@ test-platforms: setup
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv), and on each server of SERVERS.
 LEASES := tests/unit/leases $(wildcard tests/faults/test_redis*.py) tests/faults/test_partitions.py
 test-redis-py: setup
-	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==5.0.1
+	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==6.0.0
 	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q $(LEASES) $(ARGS)
 
 SERVERS := $(shell command -v redis-server) $(shell command -v valkey-server)

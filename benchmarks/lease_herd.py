@@ -28,7 +28,7 @@ from benchmarks.cluster.processes import Load
 from benchmarks.cluster.table import recorded
 from benchmarks.result import Result
 from kcoord.agent.upcoming import dealt
-from kcoord.leases.base import Lease, Ready, Wait, await_turn
+from kcoord.leases.base import Lease, Ready, Wait, await_turn, probe
 from kcoord.leases.redis import RedisLeases
 from tests.support.redis_server import RedisServer
 
@@ -55,7 +55,7 @@ def order(kernels: Sequence[Kernel], rank: int, world: int) -> list[Kernel]:
 class Node:
     """One node's leases, and which keys it has, or is asking for.
 
-    `busy_for`: as in `kcoord.agent.lease_tasks`; `pace`: seconds that a rank takes for a key at least.
+    `busy_for`: as in `kcoord.agent.acquisition`; `pace`: seconds that a rank takes for a key at least.
     """
 
     service: RedisLeases
@@ -128,20 +128,20 @@ class Node:
 
     def listen(self) -> None:
         """Note when news says that a key is ready, whether or not a rank waits for it."""
-        hear = self.service._facts.hear
+        wake = self.service._wake
 
-        def noting(key: str, answer: Any, *, ours: bool = False) -> None:
-            if isinstance(answer, Ready):
+        def noting(key: str) -> None:
+            if key in self.service._ready:
                 self.told.setdefault(key, time.monotonic())
-            hear(key, answer, ours=ours)
+            wake(key)
 
-        self.service._facts.hear = noting  # type: ignore[method-assign]
+        self.service._wake = noting  # type: ignore[method-assign]
 
 
 async def connect_all(nodes: Sequence[Node]) -> None:
     """Connect the nodes' leases, few at a time: this process is slower than their time-outs."""
     for first in range(0, len(nodes), _AT_ONCE):
-        await asyncio.gather(*(node.service._tried_once() for node in nodes[first : first + _AT_ONCE]))
+        await asyncio.gather(*(probe(node.service) for node in nodes[first : first + _AT_ONCE]))
 
 
 def run(nodes: list[int], ranks: int = 1, slower: float = 1.0) -> Result:
@@ -244,8 +244,9 @@ async def _main() -> None:
     if slower != 1:
         dilate(slower)
     times = {"ttl": _TTL * slower, "limit": _LIMIT * slower, "failure_ttl": _FAILURE_TTL * slower}
+    url, patient = part["url"], {"distance": 60.0 * slower, "silence": 60.0 * slower}
     nodes = [
-        Node(RedisLeases(part["url"], "herd", **times), number, _TTL * slower, 2.0 * slower, _CLAIM * slower)
+        Node(RedisLeases(url, "herd", **times, **patient), number, _TTL * slower, 2.0 * slower, _CLAIM * slower)
         for number in part["mine"]
     ]
     await connect_all(nodes)

@@ -8,26 +8,26 @@ from typing import Any
 import redis
 
 from benchmarks.result import Result
-from kcoord.leases.redis_script import SCRIPT
+from kcoord.leases.redis import ACQUIRE, END, RENEW, Script
 from tests.support.redis_server import RedisServer
 
 _KEYS, _ROUNDS = 2000, 7
-_US, _THEM = ("1a2b3c4d5e6f.flight-12", "node-17"), ("f6e5d4c3b2a1.flight-7", "node-4")
-_TTL, _LIMIT, _WEEK = 15_000, 900_000, 604_800_000  # milliseconds
+_US, _THEM = "L1a2b3c4d5e6f.flight-12\n15000\nnode-17", "Lf6e5d4c3b2a1.flight-7\n15000\nnode-4"
+_TTL, _WEEK = 15_000, 604_800_000  # milliseconds
 _MANIFEST = "5" * 64
-_CALLS: dict[str, tuple[object, ...]] = {  # in this order, on each key
-    "acquire: won": ("acquire", *_US, _TTL, _LIMIT, ""),
-    "acquire: wait": ("acquire", *_THEM, _TTL, _LIMIT, ""),
-    "look: wait": ("look", ""),
-    "renew": ("renew", _US[0], _TTL, _US[1], _LIMIT),
-    "ready": ("ready", "", _MANIFEST, _WEEK),
-    "acquire: ready": ("acquire", *_THEM, _TTL, _LIMIT, ""),
-    "acquire: void, won": ("acquire", *_US, _TTL, _LIMIT, _MANIFEST),
-    "fail": ("fail", _US[0], "ptxas: no", "node-17, rank 3", _TTL),
-    "acquire: failed": ("acquire", *_THEM, _TTL, _LIMIT, ""),
-    "ready: again": ("ready", "", _MANIFEST, _WEEK),
-    "acquire: void again": ("acquire", *_US, _TTL, _LIMIT, _MANIFEST),
-    "release": ("release", _US[0]),
+_READY, _FAILED = f"R{_MANIFEST}", "F30000\nnode-17, rank 3\nptxas: no"
+_CALLS: dict[str, tuple[Script, tuple[object, ...]]] = {  # in this order, on each key
+    "acquire: won": (ACQUIRE, (_US, _TTL, "")),
+    "acquire: wait": (ACQUIRE, (_THEM, _TTL, "")),
+    "renew": (RENEW, (_US, _TTL)),
+    "ready": (END, ("", _READY, _WEEK)),
+    "acquire: ready": (ACQUIRE, (_THEM, _TTL, "")),
+    "acquire: void, won": (ACQUIRE, (_US, _TTL, _MANIFEST)),
+    "fail": (END, (_US, _FAILED, _TTL)),
+    "acquire: failed": (ACQUIRE, (_THEM, _TTL, "")),
+    "ready: again": (END, ("", _READY, _WEEK)),
+    "acquire: void again": (ACQUIRE, (_US, _TTL, _MANIFEST)),
+    "release": (END, (_US, "", 0)),
 }
 
 
@@ -42,11 +42,12 @@ def run() -> Result:
     )
     found: dict[str, list[float]] = {name: [] for name in _CALLS}
     with RedisServer() as server, redis.Redis.from_url(server.url, protocol=2) as client:
-        sha = client.script_load(SCRIPT)
+        for script in (ACQUIRE, RENEW, END):
+            client.script_load(script.text)
         version = client.info("server")["redis_version"]
         for n in range(_ROUNDS):
-            for name, arguments in _CALLS.items():
-                found[name].append(_microseconds(client, sha, n, arguments))
+            for name, (script, arguments) in _CALLS.items():
+                found[name].append(_microseconds(client, script.sha, n, arguments))
             client.flushall()
     result.notes.append(f"redis-server {version}")
     result.rows += [[name, f"{statistics.median(each):.1f}", f"{min(each):.1f}"] for name, each in found.items()]
@@ -57,7 +58,7 @@ def _microseconds(client: redis.Redis, sha: str, number: int, arguments: tuple[A
     client.config_resetstat()
     pipe = client.pipeline(transaction=False)
     for key in range(_KEYS):
-        pipe.evalsha(sha, 1, f"kcoord:{{default}}:lease:{number}:{key:064d}", *arguments)
+        pipe.evalsha(sha, 1, f"kcoord:default:lease:{number}:{key:064d}", *arguments)
     pipe.execute()
     found: dict[str, Any] = client.info("commandstats")
     return float(found["cmdstat_evalsha"]["usec_per_call"])

@@ -30,6 +30,6 @@ printf '%s %s\n' "key-$(date +%Y%m%d)-$(random | cut -c1-8)" "$(random)" > "$dir
 cat > "$directory/users.acl" <<ACL
 user default off resetpass resetkeys resetchannels -@all
 user probe on nopass resetkeys resetchannels -@all +ping
-user kcoord on #$hash resetkeys ~kcoord:* resetchannels &kcoord:* -@all +eval +evalsha +time +type +del +hdel +hset +hget +hmget +hgetall +expire +pexpire +pttl +publish +subscribe +unsubscribe +cluster|slots
+user kcoord on #$hash resetkeys ~kcoord:* resetchannels &kcoord:* -@all +eval +evalsha +get +set +del +pexpire +pttl +rpush +lrange +ltrim +llen +hset +hgetall +expire +publish +subscribe +unsubscribe +cluster|slots +command
 ACL
 echo "wrote $directory/redis-url, users.acl and signing-key: keep them out of version control" >&2

@@ -99,7 +99,7 @@ class Settings:
         "for this long. 0: never.")  # fmt: skip
     hedge: float = _setting(
         4.0, values.factor, "factor", "When a compile takes this many times as long as the same one took before, "
-        "by the profile, one more rank compiles it. 0: never.")  # fmt: skip
+        "by the profile, one more rank of each node that waits compiles it. 0: never.")  # fmt: skip
     hedge_after: float = _setting(10.0, values.seconds, "seconds", "No compile counts as slow before this long.")
     max_wait: float = _setting(
         300.0, values.seconds, "seconds", "Ranks wait this long for a compile on another node, and four times as long for "

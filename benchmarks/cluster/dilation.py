@@ -8,7 +8,6 @@ time-warped network emulation", NSDI 2006).
 from __future__ import annotations
 
 import functools
-import hashlib
 
 MOST = 100.0  # a lease of half an hour
 
@@ -20,15 +19,13 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import hedges, lease_tasks, packs, tiers
+    from kcoord.agent import acquisition, packs, tiers
     from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
-    from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
+    from kcoord.leases import base, redis, redis_client
 
     for module, names in (
         (base, ("RECHECK",)),
-        (hedges, ("RECHECK",)),
-        (facts, ("_SURELY_BEFORE_A_RECHECK",)),
-        (lease_tasks, ("_BUSY_FOR",)),
+        (acquisition, ("_BUSY_FOR",)),
         (packs, ("_PATIENCE",)),
         (profiles, ("_EVERY",)),
         (store_retention, ("READ_FIRST", "READ_EVERY")),
@@ -40,20 +37,9 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, patience=60 * factor)  # type: ignore[misc,assignment]
     for name in ("quiet", "every"):
         packing.PackWriter.__init__.__kwdefaults__[name] *= factor
-    timeout = redis_client.COMMAND_TIMEOUT * factor * patience
-    for each in (redis, redis_client, redis_news, redis_pipeline):
-        each.COMMAND_TIMEOUT = timeout  # type: ignore[attr-defined]
-    facts._FOLLOWERS_A_SECOND /= factor  # type: ignore[misc]
-    redis_news._LONGEST_DISTANCE *= factor
-    script = redis_news.SCRIPT
-    for usual, dilated in (
-        ("receivers * (60 + size / 160), 250000", f"{factor:g} * receivers * (60 + size / 160), {250000 * factor:.0f}"),
-        ("due - now <= 1000000", f"due - now <= {1000000 * factor:.0f}"),
-    ):
-        assert usual in script, usual
-        script = script.replace(usual, dilated)
-    redis_news.SCRIPT = script
-    redis_news.SHA = hashlib.sha1(redis_news.SCRIPT.encode()).hexdigest()
+    redis_client._CONNECT_TIMEOUT *= factor * patience  # type: ignore[misc]
+    redis.SILENCE *= factor * patience  # type: ignore[misc]
+    redis.DISTANCE *= factor  # type: ignore[misc]
 
 
 def settings(factor: float) -> dict[str, str]:

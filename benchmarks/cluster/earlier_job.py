@@ -46,5 +46,5 @@ def announce(url: str, manifests: dict[str, str]) -> None:
 
     asyncio.run(say())
     with contextlib.closing(redis.Redis.from_url(url)) as client:
-        for news in client.keys("kcoord:*:news:*"):
+        for news in client.keys("kcoord:*:{*}:*"):
             client.delete(news)

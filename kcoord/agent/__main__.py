@@ -25,7 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError, StoreError
 from kcoord.files.private import make_private
 from kcoord.leases.base import LeaseService
-from kcoord.leases.failover import Failover
+from kcoord.leases.breaker import Breaker
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
@@ -166,8 +166,9 @@ async def _poll_parent(parent: int, ended: Callable[[], None]) -> None:
 
 
 def _lease_service(settings: Settings, store: Store | None, notices: Notices) -> LeaseService:
-    """Redis; while it cannot be used, lease files in the store; while they cannot be used, this node alone. A service without its
-    setting is left out."""
+    """Redis; while it cannot be used, lease files in the store, or above some 64 nodes this node alone; while these cannot be
+    used, this node alone. A service without its setting is left out.
+    """
     ttl, limit, failure_ttl = settings.lease_ttl, settings.lease_limit, settings.failure_ttl
     alone = LocalLeases(ttl, limit, failure_ttl)
     try:
@@ -185,20 +186,17 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     from kcoord.leases.files import FileLeases
 
     files = FileLeases(store.root, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
-    without_redis = Failover(files, alone, notices.tell)
+    without_redis = Breaker(files, alone, notices.tell)
     if url is None:
         return without_redis
     from kcoord.leases.redis import RedisLeases
 
     try:
-        redis = RedisLeases(
-            url, settings.namespace, tell=notices.tell,
-            ttl=ttl, limit=limit, failure_ttl=failure_ttl,
-        )  # fmt: skip
+        redis = RedisLeases(url, settings.namespace, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
     except SettingsError as error:
         notices.tell(f"Redis cannot be used: {error}")
         return without_redis
-    return Failover(redis, without_redis, notices.tell)
+    return Breaker(redis, without_redis, notices.tell, alone=alone)
 
 
 if __name__ == "__main__":

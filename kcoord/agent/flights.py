@@ -3,26 +3,24 @@
 A pure state machine: no I/O, no clock, no randomness. Every method takes an event and returns the actions that follow, in
 order; the agent carries them out and reports their results as further events. A flight's life::
 
-    claim ──▶ ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
-                │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
-          Ready │ │ void        ▼               ▼
-                ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
-              FETCHING ──ok──▶ (gone; Ready)
+    claim ──▶ ACQUIRING ──may compile──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
+                  │ found                   │ failed / leader gone, stalled or over its limit
+                  ▼                         ▼
+             (gone; Ready)             (gone; all Failed) / the hedge or the next waiter leads
 
-A claim begins no flight if the key's artifact has landed on this node: it is Ready at that home, until a rank that did not find
-it there asks again. A rank has just looked at its own home, perhaps before the artifact landed, and may have a home of its own
-(``TRITON_CACHE_DIR=…/rank3``).
+ACQUIRING is one coroutine of `kcoord.agent.acquisition`, from the lease to the store. Where an artifact landed on this node is
+remembered, for ranks that looked there a moment too early, or that have a directory each. If it is gone the claim comes `again`.
 
 A claim that does not wait is Busy if its key has a flight, else it begins one. If another node then turns out to have the
 lease, the claim is Busy too, and the flight ends unless somebody else waits. That the other node has the lease is remembered for
 a moment: ranks of one node that walk the same list do not each ask the lease service about each key.
 
 A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
-all nodes is let go ahead beside the leader, here or on another node. The files that land first are everybody's, and later
-claims need not wait for the leader either. If nothing is expected of a compile, its waiters are *overdue* after `max_wait`, or
-four times that while a compile on this node is seen to work. Then one of them goes ahead in the same way, once for each flight:
-the others wait for that one for as long again, and then all compile. If it was another node that they waited for, this node waits
-for no other key of that lease's holder.
+this node compiles beside the leader, which is here or on another node. The files that land first are everybody's, and later
+claims need not wait for the leader either. Each node that waits hedges for itself. If nothing is expected of a compile, its
+waiters are *overdue* after `max_wait`, or four times that while a compile on this node is seen to work. Then one of them goes
+ahead in the same way, once for each flight: the others wait for that one for as long again, and then all compile. If it was
+another node that they waited for, this node waits for no other key of that lease's holder.
 
 Invariants, held after every event:
 
@@ -36,30 +34,216 @@ Invariants, held after every event:
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kcoord.agent.actions import (
-    Action,
-    Announce,
-    AskHedge,
-    AskLease,
-    Claimant,
-    EndHedge,
-    EndLease,
-    FailLease,
-    Fetch,
-    Look,
-    Reply,
-)
-from kcoord.agent.flight import Attempt, Flight, State
 from kcoord.latest import Latest
-from kcoord.leases import base as leases
 from kcoord.protocol.messages import BUSY, Alone, ClaimAnswer, Failed, Lead, Ready
+from kcoord.settings import PATIENCE
 
 _MOST_HOLDERS = 1000
-_MOST_HOMES = 20_000
+_MOST_LANDED = 20_000
+
+
+def never() -> float:
+    return math.inf
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact. Its wait for a leader
+    elsewhere, or for one that is idle, ends at `deadline`.
+
+    ``slow_after()``: seconds of a compile after which it counts as slow, as far as is known now. The profile that tells may be
+    read after the first claims, which are those of a cold start.
+    """
+
+    id: int
+    owner: int
+    key: str
+    home: str
+    who: str
+    deadline: float
+    waits: bool = True  # False: `Busy` rather than wait for another's compile
+    slow_after: Callable[[], float] = never
+    again: bool = False  # it was answered `Ready`, and the artifact was gone
+
+
+# Actions. `serial` names the flight: the key's next flight has another.
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's. `remembered`: it was
+    there a while ago. `late`: the leader for which a `Lead` has waited in vain.
+    """
+
+    claimant: Claimant
+    answer: ClaimAnswer
+    home: str = ""
+    late: str = ""
+    remembered: bool = False
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """Take the key's lease and look in the store, or bring what another agent announces, to `home`. → `found`, `may_compile`,
+    `failed_elsewhere`, and `must_wait` on the way."""
+
+    key: str
+    serial: int
+    home: str
+
+
+@dataclass(frozen=True)
+class EndLease:
+    """Release the lease uncompiled, and stop acquiring."""
+
+    key: str
+    serial: int
+
+
+@dataclass(frozen=True)
+class FailLease:
+    """End the lease with this failure."""
+
+    key: str
+    serial: int
+    log: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The artifact is in the local tier at `home`: publish it in the store, then mark the lease READY.
+
+    `manifest` is the SHA-256 of its manifest in the store, if it came from there and need not go there again.
+    """
+
+    key: str
+    serial: int
+    home: str
+    manifest: str | None = None
+
+
+Task = Acquire | EndLease | FailLease | Upload
+Action = Reply | Task
+
+
+class State(enum.Enum):
+    ACQUIRING = "asking"
+    LEADING = "compiling"
+    LANDING = "publishing"
+
+
+@dataclass
+class Attempt:
+    """One rank's compile of a flight's key: the leader's, or the hedge's. `lands`: its files are being published. `works`: it was
+    seen to use the CPU.
+    """
+
+    claimant: Claimant
+    token: str
+    since: float
+    lands: bool = False
+    works: bool = False
+
+
+@dataclass
+class Flight:
+    key: str
+    serial: int
+    since: float
+    slow_after: Callable[[], float] = never  # seconds of one leader's compile
+    waiters: dict[int, Claimant] = field(default_factory=dict)
+    leader: Attempt | None = None
+    hedge: Attempt | None = None  # beside the leader, here or on another node
+    hedge_from: float = math.inf  # start of the time that `slow_after` allows
+    overdue: float | None = None  # since when the waiters, who have waited for long enough, wait for one of them
+    remote: str = ""  # the leader on another node, while ACQUIRING
+    waited: bool = False  # another node compiled during this flight
+
+    @property
+    def state(self) -> State:
+        if self.leader is None:
+            return State.ACQUIRING
+        return State.LANDING if self.leader.lands else State.LEADING
+
+    @property
+    def is_led(self) -> bool:
+        """True while somebody compiles, here or on another node."""
+        return self.state is State.LEADING or (self.state is State.ACQUIRING and bool(self.remote))
+
+    def attempts(self) -> list[Attempt]:
+        """The leader's and the hedge's, as far as there are any."""
+        return [attempt for attempt in (self.leader, self.hedge) if attempt is not None]
+
+    def attempt(self, token: str) -> Attempt | None:
+        return next((attempt for attempt in self.attempts() if attempt.token == token), None)
+
+    @property
+    def late(self) -> str:
+        """The leader that is waited for, for people."""
+        return self.leader.claimant.who if self.leader is not None else self.remote
+
+    @property
+    def has_successor(self) -> bool:
+        """True while one of those who were overdue compiles."""
+        if self.overdue is None:
+            return False
+        return self.hedge is not None or (self.leader is not None and self.leader.since >= self.overdue)
+
+    def is_overdue(self, now: float, max_wait: float) -> bool:
+        """True if somebody has waited for long enough: until the deadline, and longer while a compile here works."""
+        return any(now >= w.deadline + self._longer(max_wait) for w in self.waiters.values())
+
+    def end_waits(self, now: float, max_wait: float) -> list[Reply]:
+        """One of those who are overdue compiles; the others wait once more, for that one, and then compile."""
+        replies, longer = self.succeed(now), self._longer(max_wait)
+        for claimant in list(self.waiters.values()):
+            ends = claimant.deadline
+            if self.overdue is not None and self.has_successor:
+                ends = max(ends, self.overdue + max_wait)
+            if now >= ends + longer:
+                del self.waiters[claimant.id]
+                replies.append(Reply(claimant, Alone("waited as long as KCOORD_MAX_WAIT allows")))
+        return replies
+
+    def succeed(self, now: float) -> list[Reply]:
+        """The leader is overdue: the first who waits compiles, unless somebody does since."""
+        if self.overdue is None:
+            self.overdue = self.hedge.since if self.hedge is not None else now
+        claimant = None if self.has_successor else self._next_hedge()
+        return [] if claimant is None else [self.hedged_by(claimant, now)]
+
+    def hedged_by(self, claimant: Claimant, now: float) -> Reply:
+        self.hedge = self.attempt_of(claimant, now)
+        return Reply(claimant, Lead(self.hedge.token, hedges=True), late=self.late)
+
+    def attempt_of(self, claimant: Claimant, now: float, works: bool = False) -> Attempt:
+        """`claimant` waits no longer, and compiles."""
+        del self.waiters[claimant.id]
+        return Attempt(claimant, f"{self.serial}.{claimant.id}", now, works=works)
+
+    def answer_all(self, answer: ClaimAnswer, home: str = "") -> list[Reply]:
+        answers = [Reply(w, answer, home) for w in self.waiters.values()]
+        self.waiters.clear()
+        return answers
+
+    def due_hedge(self, now: float) -> Claimant | None:
+        """The waiter that is to compile beside a leader that is slow by now."""
+        due = self.hedge is None and self.is_led and now >= self.hedge_from + self.slow_after()
+        return self._next_hedge() if due else None
+
+    def _next_hedge(self) -> Claimant | None:
+        """The waiter that could compile beside the leader: not of the leader's own process, which is as slow."""
+        slow = self.leader.claimant.who if self.leader is not None else ""
+        return next((w for w in self.waiters.values() if w.who != slow), None)
+
+    def _longer(self, max_wait: float) -> float:
+        return (PATIENCE - 1) * max_wait if any(attempt.works for attempt in self.attempts()) else 0.0
 
 
 @dataclass(frozen=True)
@@ -77,10 +261,9 @@ class Flights:
         self._limit, self._failure_ttl, self._max_wait = limit, failure_ttl, max_wait
         self._flights: dict[str, Flight] = {}
         self._failures: dict[str, _Failure] = {}
+        self._landed: Latest[str, str] = Latest(_MOST_LANDED)  # key → home
         self._elsewhere: dict[str, float] = {}  # key → until when another node is taken to compile it
         self.overdue: Latest[str, None] = Latest(_MOST_HOLDERS)  # holders of leases that were waited for in vain
-        self._landings = 0
-        self._homes: Latest[str, tuple[str, int]] = Latest(_MOST_HOMES)  # key → home and number of its last landing
         self._serial = 0
 
     def __iter__(self) -> Iterator[Flight]:
@@ -89,9 +272,10 @@ class Flights:
     def get(self, key: str) -> Flight | None:
         return self._flights.get(key)
 
-    def landing_of(self, key: str) -> tuple[str, int]:
-        """The home at which the key's artifact landed last, which may be gone, and the number of that landing; else "" and 0."""
-        return self._homes.get(key, ("", 0))
+    def acquiring(self, key: str, serial: int) -> Flight | None:
+        """The flight `serial` of `key`, as long as it has no leader."""
+        flight = self._flights.get(key)
+        return flight if flight is not None and flight.serial == serial and flight.state is State.ACQUIRING else None
 
     # Events from ranks.
 
@@ -104,11 +288,10 @@ class Flights:
                 return [Reply(claimant, failure.answer)]
             del self._failures[key]
         flight = self._flights.get(key)
-        home, landing = self.landing_of(key)
-        if landing and landing == claimant.missed:
-            del self._homes[key]
-        elif landing:
-            return [Reply(claimant, Ready("store" if flight is None else "wait"), home)]
+        if claimant.again:
+            self._landed.pop(key, None)
+        if home := self._landed.get(key):
+            return [Reply(claimant, Ready("store" if flight is None else "wait"), home, remembered=True)]
         if flight is not None:
             if not claimant.waits:
                 return [Reply(claimant, BUSY)]
@@ -119,7 +302,7 @@ class Flights:
         self._serial += 1
         flight = self._flights[key] = Flight(key, self._serial, now, claimant.slow_after)
         flight.waiters[claimant.id] = claimant
-        return [AskLease(key, flight.serial)]
+        return [Acquire(key, flight.serial, claimant.home)]
 
     def landing(self, key: str, token: str) -> bool:
         """The leader, or the hedge, hands in its files: its death changes nothing from now on, and `landed` or `not_published`
@@ -133,18 +316,18 @@ class Flights:
 
     def landed(self, key: str, home: str) -> list[Action]:
         """The artifact is at `home`, whoever compiled it: everyone who waits may load it."""
-        self._remember(key, home)
         self._failures.pop(key, None)
         self._elsewhere.pop(key, None)
+        self._landed[key] = home
         flight = self._flights.get(key)
         if flight is None:
             self._serial += 1
-            return [Announce(key, self._serial, home)]
+            return [Upload(key, self._serial, home)]
         actions = flight.answer_all(Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
-            flight.hedge_from = math.inf
-            return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
-        return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
+            flight.hedge_from, flight.hedge = math.inf, None
+            return [*actions, Upload(key, 0, home)]
+        return self._end(flight, *actions, Upload(key, flight.serial, home))
 
     def failed(self, key: str, token: str, log: str, where: str, now: float) -> list[Action]:
         """The leader reports that `key` does not compile: every waiter compiles it itself, at once and in parallel, to raise its
@@ -153,8 +336,7 @@ class Flights:
         flight, others = self._led_by(key, token, now, or_succeeded=True)
         if flight is None:
             return others
-        answer = Failed(log, where)
-        self._failures[key] = _Failure(answer, now + self._failure_ttl)
+        answer = self._remember(key, Failed(log, where), now)
         return self._end_awaited(flight, token, now, answer, FailLease(key, flight.serial, log, where))
 
     def not_published(self, key: str, token: str, why: str, now: float) -> list[Action]:
@@ -196,13 +378,13 @@ class Flights:
             actions += self._end_attempts(flight, now, lambda attempt: attempt.claimant.owner == owner)
         return actions
 
-    # Events from the lease service and the store. Nothing follows from one of an earlier flight (`serial`).
+    # Events from `Acquire`. Nothing follows from one of an earlier flight (`serial`).
 
     def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
         """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again. If that
         node is overdue with another key, the first who waits compiles instead.
         """
-        flight = self._current(key, serial, State.ASKING)
+        flight = self.acquiring(key, serial)
         if flight is None:
             return []
         if not flight.remote and flight.hedge is None:
@@ -218,71 +400,51 @@ class Flights:
             del flight.waiters[claimant.id]
         return [*actions, *(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
 
-    def lease_answered(
-        self, key: str, serial: int, answer: leases.Won | leases.Ready | leases.Failed, now: float
+    def found(
+        self, key: str, serial: int, home: str, manifest: str | None = None, *, packed: bool = False
     ) -> list[Action]:
-        flight = self._current(key, serial, State.ASKING)
-        if flight is None:
-            return [EndLease(key, serial)] if isinstance(answer, leases.Won) else []
-        flight.remote = ""
-        self._elsewhere.pop(key, None)
-        home = flight.some_home
-        if isinstance(answer, leases.Won):
-            flight.step = State.LOOKING
-            return [Look(key, serial, home)]
-        if isinstance(answer, leases.Ready):
-            flight.step, flight.manifest = State.FETCHING, answer.manifest
-            return [Fetch(key, serial, home, answer.manifest)]
-        failure = Failed(answer.log, answer.where)
-        self._failures[key] = _Failure(failure, now + self._failure_ttl)
-        return [*flight.answer_all(failure), *self._remove(flight)]
-
-    def looked(self, key: str, serial: int, home: str, manifest: str | None, now: float) -> list[Action]:
-        """As the lease's holder: the artifact was in the store, and is at `home` now. `manifest`: its manifest's SHA-256, None if
-        the store has none.
-        """
-        flight = self._current(key, serial, State.LOOKING)
-        if flight is None:
-            return []
-        if manifest is None:
-            return self._next_leader(flight, now)
-        self._remember(key, home)
-        answers = flight.answer_all(flight.ready, home)
-        return [*answers, *self._remove(flight), Announce(key, serial, home, manifest)]
-
-    def fetched(self, key: str, serial: int, found: str | None, *, packed: bool = False) -> list[Action]:
-        """`found` is None if the artifact that READY announced cannot be had: then that READY is void, and we ask again.
+        """The artifact is at `home`: another agent announced it, or, with `manifest`, the lease's holder found it in the store.
 
         `packed`: it came from a pack.
         """
-        flight = self._current(key, serial, State.FETCHING)
+        flight = self.acquiring(key, serial)
         if flight is None:
             return []
-        flight.packed = packed
-        if found is not None:
-            self._remember(key, found)
-        if found is not None or not (flight.waiters or flight.hedge):
-            return [*flight.answer_all(flight.ready, found or ""), *self._remove(flight)]
-        flight.step = State.ASKING
-        return [AskLease(key, serial, void=flight.manifest)]
+        self._elsewhere.pop(key, None)
+        self._landed[key] = home
+        answers = flight.answer_all(Ready("wait" if flight.waited else "pack" if packed else "store"), home)
+        return self._end(flight, *answers, *([Upload(key, serial, home, manifest)] if manifest is not None else []))
 
-    def hedge_answered(self, key: str, serial: int, won: bool, now: float) -> list[Action]:
-        """`won`: the right to compile beside the leader is ours. If not, somebody has it, and it is asked for again later."""
-        refused: list[Action] = [EndHedge(key, serial)] if won else []
-        flight = self._flights.get(key)
-        if flight is None or flight.serial != serial or not flight.hedge_asked:
-            return refused
-        flight.hedge_asked = False
-        if now < flight.hedge_due:  # another leads since we asked
-            return refused
-        flight.hedge_from = now if flight.is_led else math.inf
-        claimant = flight.next_hedge() if flight.is_led and flight.hedge is None else None
-        if not won or claimant is None:
-            return refused
-        return [flight.hedged_by(claimant, now)]
+    def may_compile(self, key: str, serial: int, now: float) -> list[Action]:
+        """Nobody has the artifact, and no other node compiles it, as far as is known: a rank of this node does."""
+        flight = self.acquiring(key, serial)
+        if flight is None:
+            return [EndLease(key, serial)]
+        self._elsewhere.pop(key, None)
+        flight.remote = ""
+        return self._next_leader(flight, now)
 
-    def tick(self, now: float) -> list[Action]:
-        """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge."""
+    def failed_elsewhere(self, key: str, serial: int, log: str, where: str, now: float) -> list[Action]:
+        """Another node's compile failed."""
+        flight = self.acquiring(key, serial)
+        if flight is None:
+            return []
+        self._elsewhere.pop(key, None)
+        return self._end(flight, *flight.answer_all(self._remember(key, Failed(log, where), now)))
+
+    def derailed(self, key: str, serial: int) -> list[Action]:
+        """A task of this flight ended in an unforeseen error: let the waiters go."""
+        flight = self.acquiring(key, serial)
+        if flight is None:
+            return []
+        answers = flight.answer_all(Alone("an error in the agent; its log has it"))
+        return self._end(flight, *answers, EndLease(key, serial))
+
+    def tick(self, now: float, *, may_hedge: bool = True) -> list[Action]:
+        """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge.
+
+        `may_hedge` False: no compile is hedged now, since nodes may be between two lease services.
+        """
         actions: list[Action] = []
         for flight in list(self._flights.values()):
             actions += self._end_attempts(flight, now, lambda attempt: now - attempt.since > self._limit)
@@ -290,42 +452,29 @@ class Flights:
                 if flight.overdue is None and flight.remote:
                     self.overdue[flight.remote] = None
                 actions += [*flight.end_waits(now, self._max_wait), *self._end_if_deserted(flight)]
-            if flight.needs_hedge(now):
-                flight.hedge_asked = True
-                actions.append(AskHedge(flight.key, flight.serial))
+            if may_hedge and (claimant := flight.due_hedge(now)) is not None:
+                actions.append(flight.hedged_by(claimant, now))
         for key in [k for k, f in self._failures.items() if now >= f.until]:
             del self._failures[key]
         for key in [k for k, until in self._elsewhere.items() if now >= until]:
             del self._elsewhere[key]
         return actions
 
-    def derailed(self, serial: int) -> list[Action]:
-        """A task of this flight ended in an unforeseen error: let the waiters go."""
-        for flight in self._flights.values():
-            if flight.serial == serial and flight.state is not State.LEADING:
-                answers = flight.answer_all(Alone("an error in the agent; its log has it"))
-                return [*answers, *self._remove(flight), EndLease(flight.key, serial)]
-        return []
-
     # Shared by several events.
-
-    def _remember(self, key: str, home: str) -> None:
-        self._landings += 1
-        self._homes[key] = home, self._landings
-
-    def _current(self, key: str, serial: int, state: State) -> Flight | None:
-        flight = self._flights.get(key)
-        return flight if flight is not None and flight.serial == serial and flight.state is state else None
 
     def _attempt(self, key: str, token: str) -> Attempt | None:
         flight = self._flights.get(key)
         return None if flight is None else flight.attempt(token)
 
+    def _remember(self, key: str, failure: Failed, now: float) -> Failed:
+        self._failures[key] = _Failure(failure, now + self._failure_ttl)
+        return failure
+
     def _end_awaited(self, flight: Flight, token: str, now: float, answer: ClaimAnswer, end: Action) -> list[Action]:
         """The compile with this token ended without an artifact. `end` is what becomes of the lease if it was the leader's."""
         answers = flight.answer_all(answer)
         if flight.leader is not None and flight.leader.token == token:
-            return [*answers, *self._remove(flight), end]
+            return self._end(flight, *answers, end)
         return [*answers, *self._hedge_ended(flight, now)]
 
     def _led_by(
@@ -347,10 +496,10 @@ class Flights:
         """The hedge, which compiles already; else the first who waits."""
         flight.hedge_from = now
         if flight.hedge is not None:
-            flight.leader = flight.hedge
-            return self._end_hedge(flight)
+            flight.leader, flight.hedge = flight.hedge, None
+            return []
         if not flight.waiters:
-            return [*self._remove(flight), EndLease(flight.key, flight.serial)]
+            return self._end(flight, EndLease(flight.key, flight.serial))
         works = flight.leader is not None and flight.leader.works  # until it is seen what the next one does
         flight.leader = flight.attempt_of(next(iter(flight.waiters.values())), now, works)
         return [Reply(flight.leader.claimant, Lead(flight.leader.token))]
@@ -368,22 +517,15 @@ class Flights:
         """The hedge did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
         if flight.is_led:
             flight.hedge_from = now
-        return [*self._end_hedge(flight), *self._end_if_deserted(flight)]
-
-    def _end_hedge(self, flight: Flight) -> list[Action]:
-        if flight.hedge is None:
-            return []
         flight.hedge = None
-        return [EndHedge(flight.key, flight.serial)]
+        return self._end_if_deserted(flight)
 
     def _end_if_deserted(self, flight: Flight) -> list[Action]:
-        """End a flight in which nobody waits and nobody compiles. A look or a fetch is let finish: it costs nothing more."""
-        if flight.waiters or flight.leader or flight.hedge or flight.state is not State.ASKING:
+        """End a flight in which nobody waits and nobody compiles."""
+        if flight.waiters or flight.leader or flight.hedge or self._flights.get(flight.key) is not flight:
             return []
-        if self._flights.get(flight.key) is not flight:
-            return []  # it has ended already
-        return [*self._remove(flight), EndLease(flight.key, flight.serial)]
+        return self._end(flight, EndLease(flight.key, flight.serial))
 
-    def _remove(self, flight: Flight) -> list[Action]:
+    def _end(self, flight: Flight, *actions: Action) -> list[Action]:
         del self._flights[flight.key]
-        return self._end_hedge(flight)
+        return list(actions)

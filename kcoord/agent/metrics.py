@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 import kcoord
 from kcoord.agent.connections import Observer
-from kcoord.agent.flight import State
+from kcoord.agent.flights import State
 from kcoord.agent.http_server import Application
 from kcoord.agent.parts import Parts
 from kcoord.artifacts.manifest import Manifest
@@ -183,7 +183,7 @@ class Metrics(Observer):
 def _vitals(parts: Parts, leases: LeaseService) -> Iterable[tuple[str, tuple[str, ...], float]]:
     yield "kcoord_last_pulse_timestamp_seconds", (), time.time()
     yield "kcoord_clients", (), len(parts.connections)
-    yield "kcoord_leases_held", (), parts.lease_tasks.held
+    yield "kcoord_leases_held", (), parts.claims.acquisition.held
     yield "kcoord_coordinated_by", (_label(leases.name),), 1.0
     yield "kcoord_hedges_total", (), parts.claims.hedged
     yield "kcoord_stalls_total", (), parts.claims.stalled_ones
@@ -191,10 +191,10 @@ def _vitals(parts: Parts, leases: LeaseService) -> Iterable[tuple[str, tuple[str
         yield "kcoord_store_usable", (), not parts.tiers.store.faulty
     for name, value in parts.gauges().items():
         yield name, (), value
-    states = Counted(_ELSEWHERE if flight.remote else flight.state.value for flight in parts.flights)
+    states = Counted(_ELSEWHERE if flight.remote else flight.state.value for flight in parts.claims.flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         yield "kcoord_flights", (state,), states[state]
-    yield "kcoord_waiting_claims", (), sum(len(flight.waiters) for flight in parts.flights)
+    yield "kcoord_waiting_claims", (), sum(len(flight.waiters) for flight in parts.claims.flights)
     for breaker in leases.breakers():
         service = _label(str(breaker["service"]))
         yield "kcoord_breaker_open", (service,), breaker["state"] == "open"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from kcoord.agent.choices import Choices
@@ -16,11 +15,10 @@ from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
-from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
-from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.pools import Pools
+from kcoord.agent.tiers import Tiers
 from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
@@ -59,23 +57,18 @@ class Parts:
             agent_id, notices, tells_clients, request, gone, observer,
             welcome=lambda who: who.expected.check(settings),
         )  # fmt: skip
-        self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
         self.used_artifacts = UsedArtifacts(settings.local_dir)
-        self.lease_tasks = LeaseTasks(
-            leases, store, self.flights, notices,
-            agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
-            report=lambda actions: self.claims.carry_out(actions),
-            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.used_artifacts.stored,
-            observer=observer,
+        self.tiers = Tiers(
+            store, settings.local_dir, notices,
+            learn=self.expectations.learn, in_store=self.used_artifacts.stored, observer=observer,
         )  # fmt: skip
-        self.tiers = self.lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self.timelines = Timelines(root, settings.local_dir, agent_id, notices)
         self.sweeper = Sweeper(root, settings.local_dir, notices)
         self.claims = Claims(
-            self.connections, self.flights, self.lease_tasks, notices, settings.max_wait, self.timelines.lost,
-            self.expectations, self.sweeper,
+            settings, agent_id, self.connections, leases, self.tiers, notices,
+            lost=self.timelines.lost, expectations=self.expectations, sweeper=self.sweeper,
         )  # fmt: skip
         stalls = StallWatch(
             settings.stall_seconds, self.claims.compiling, self.claims.stalled, notices,

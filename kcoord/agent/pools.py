@@ -277,11 +277,12 @@ class Pools:
     def published(self, connection: Connection, key: CacheKey, seconds: float) -> None:
         """`key` was compiled by this client, which may be a worker."""
         recipe = self.compiling(connection)
-        if recipe is not None and recipe.backend == key.backend:  # else it is a by-product, such as Triton's launchers
-            made = recipe.measured(seconds, recipe.order)
-            pool = self._pools[connection.who.job]
-            pool.published[key.digest[:KEY_DIGITS]] = made
-            pool.made.add(recipe.digest)
+        if recipe is None:
+            return
+        pool = self._pools[connection.who.job]
+        pool.made.add(recipe.digest)
+        if recipe.backend == key.backend:  # else it is a by-product, such as Triton's launchers
+            pool.published[key.digest[:KEY_DIGITS]] = recipe.measured(seconds, recipe.order)
 
     def used(self, job: str, digests: Iterable[str]) -> None:
         """Ranks of the job have loaded the keys that begin with `digests`: the job's profile gets what it lacked.

@@ -1,6 +1,6 @@
 """The agent: one asyncio process per node. This file has its life: the beginning, the pulse and the end.
 
-The way of a claim: `connections` parses it, `requests` knows who answers, `claims` enters it into the `flights`, `lease_tasks`
+The way of a claim: `connections` parses it, `requests` knows who answers, `claims` enters it into the `flights`, `acquisition`
 carries out the actions on leases and artifacts, `claims` answers. Other requests go to `choices`, to `launchers`, to the chores.
 """
 
@@ -116,8 +116,8 @@ class Agent:
             "settings": self._settings.redacted(),
             "notices": self._notices.since(0)[0],
             "flights": parts.claims.status(),
-            "uploads": parts.lease_tasks.uploads,
-            "leases": parts.lease_tasks.held,
+            "uploads": parts.claims.acquisition.uploads,
+            "leases": parts.claims.acquisition.held,
             "store": None if root is None else {"root": str(root), "usable": not parts.tiers.store.faulty},
             "jobs": parts.timelines.latest(_JOBS_SHOWN),
             "packs": parts.tiers.packs.status(),
@@ -151,12 +151,13 @@ class Agent:
             return max(0.0, begun + phase - time.monotonic())
 
         await self._parts.connections.end(left(_TAKEN_IN), self._beat)
-        await self._parts.lease_tasks.uploaded(left(_UPLOADED))
+        await self._parts.claims.acquisition.uploaded(left(_UPLOADED))
         within = left(_WRITTEN)
         await _finish(
-            [self._parts.lease_tasks.drain(within, _GIVEN_BACK - _WRITTEN), self._parts.chores.drain(within)],
+            [self._parts.claims.acquisition.drain(within, _GIVEN_BACK - _WRITTEN), self._parts.chores.drain(within)],
             left(_GIVEN_BACK),
         )
+        self._parts.tiers.close()
         await _finish([self._leases.close()], left(_CLOSED))
 
     async def _pulse(self) -> None:
@@ -167,7 +168,7 @@ class Agent:
             self._parts.chores.pulse()
             self._parts.pools.tick()
             self._show()
-            if self._parts.connections or self._parts.lease_tasks.busy:
+            if self._parts.connections or self._parts.claims.acquisition.busy:
                 self._last_used = time.monotonic()
             elif self._daemon and time.monotonic() - self._last_used > self._settings.idle_timeout:
                 self.stop()

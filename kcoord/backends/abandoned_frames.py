@@ -23,19 +23,15 @@ from typing import Any
 
 from kcoord.backends.wrapping import wraps
 from kcoord.interruption import let_through
-from kcoord.rank.compilation import Compilation, Overtaken
+from kcoord.rank.compilation import Compilation
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
 
 class _Depth(threading.local):
-    """Depth of wrapped compiles in the current thread; one compile may start another.
-
-    `is_final`: the innermost has begun anew once, and goes on to its end.
-    """
+    """Depth of wrapped compiles in the current thread; one compile may start another."""
 
     value = 0
-    is_final = False
 
 
 _depth = _Depth()
@@ -134,36 +130,18 @@ def _failed(depth: int, error: BaseException) -> None:
         pending.compilation.raised(error)
 
 
-def end_if_overtaken(compilation: Compilation) -> None:
-    """End the compile of a hedge once the first rank's artifact has landed, by `Overtaken`; `wrap` then begins anew, and loads.
-
-    A compile whose entry point is not wrapped goes on to its end, and so does one that has begun anew: what landed did not load.
-    """
-    with _pending_lock:
-        pending = _pending.get(id(compilation))
-    if pending is not None and pending.depth > 0 and not _depth.is_final and compilation.overtaken:
-        raise Overtaken(f"another rank has published {compilation.key.name}")
-
-
 def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     """The entry point `original`; if it raises, the compilations that were begun inside end."""
 
-    def attempt(is_final: bool, *args: Any, **kwargs: Any) -> Any:
-        outer = _depth.is_final
-        _depth.value, _depth.is_final = _depth.value + 1, is_final
+    @wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        _depth.value += 1
         try:
             return original(*args, **kwargs)
         except BaseException as error:
             _failed(_depth.value, error)
             raise
         finally:
-            _depth.value, _depth.is_final = _depth.value - 1, outer
-
-    @wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return attempt(False, *args, **kwargs)
-        except Overtaken:
-            return attempt(True, *args, **kwargs)
+            _depth.value -= 1
 
     return compile

@@ -32,7 +32,7 @@ from kcoord.files.atomic import staging_name
 from kcoord.files.faults import has_no_inodes, store_errors
 from kcoord.files.private import make_tier
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import Lease, LeaseService
+from kcoord.leases.base import LeaseService, probe
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
 from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
@@ -251,11 +251,9 @@ def _redis(settings: Settings) -> Iterator[Finding]:
 
 async def _try_lease(leases: LeaseService) -> float:
     """Milliseconds to take and release a lease. Raises `LeaseUnavailable`."""
-    await leases.ping()
-    key, started = f"doctor-{staging_name()}", time.perf_counter()
-    answer = await leases.acquire(key, "doctor", "doctor")
-    if isinstance(answer, Lease):
-        await answer.release()
+    await probe(leases)  # it connects
+    started = time.perf_counter()
+    await probe(leases)
     return (time.perf_counter() - started) * 1000
 
 

@@ -1,11 +1,10 @@
-"""Leases: the time-bounded, fenced right to compile a key, and how waiters hear that it ended.
+"""Leases: the time-bounded right to compile a key, and how waiters hear that it ended.
 
 A lease saves work and guarantees nothing else. At most one unexpired lease per key exists in a healthy service; after a
 partition, a failover or a flush there may be two leaders, and both may publish: artifacts are addressed by their key and
-published by a rename that one writer wins, so the second costs time and harms nothing.
+published under a name that one writer wins, so the second costs time and harms nothing.
 
-`LeaseService.acquire` returns a `Lease`, or the answer that says why not. A service brings the commands and a way to be woken.
-The algorithm (`await_turn`: subscribe, *then* check, else a wake-up is lost), renewals and the record of held leases are here.
+`LeaseService` has seven members. The algorithm is `await_turn`: *subscribe, then check*, for the other order loses wake-ups.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import asyncio
 import platform
 import random
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,14 +25,12 @@ from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
 
-RECHECK = 2.0  # seconds; a lost wake-up costs at most this much; with Redis and many agents, one TTL
+RECHECK = 2.0  # seconds; waiters ask this often, so a lost wake-up delays them by no more
 
 
 @dataclass(frozen=True)
-class Won:
-    """The key may be compiled. `fence` grows with every lease of the key that one service gives; 0: nothing is leased."""
-
-    fence: int
+class Unleased:
+    """The service cannot lease this key: its claimant may compile all the same, beside others."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,16 @@ class Wait:
 
 
 class Lease:
-    """A lease that `LeaseService.acquire` won. It ends by `ready`, `fail` or `release`, by its TTL, or at its hard limit.
+    """A lease that `LeaseService.acquire` won. It ends by `ready`, `fail` or `release`, by its TTL, or after `limit` seconds.
 
-    `token` names one claim of one agent, `holder` its host, for people. A `fence` of 0: the service cannot lease this key;
-    its holder may compile all the same, beside others. Commands raise `LeaseUnavailable`.
+    `token` names one claim of one agent, `holder` its host, for people. `grantor` is the service that gave it; commands go to
+    `service`, which may be a breaker around that. Commands raise `LeaseUnavailable`.
     """
 
-    def __init__(self, service: LeaseService, key: str, token: str, holder: str) -> None:
-        self.key, self.token, self.holder, self.fence = key, token, holder, 0
-        self._service, self._ends, self._given_up = service, monotonic() + service.limit, False
+    def __init__(self, service: LeaseService, key: str, token: str, holder: str, limit: float) -> None:
+        self.key, self.token, self.holder = key, token, holder
+        self.service = self.grantor = service
+        self._ends, self._given_up = monotonic() + limit, False
         self._renewals: asyncio.Task[None] | None = None
 
     def left(self) -> float:
@@ -79,7 +78,7 @@ class Lease:
 
         A service that several nodes share takes a free lease again: it may have been emptied.
         """
-        return not self._given_up and await self._service.renew(self)
+        return self.left() > 0 and await self.service.renew(self)
 
     def keep_alive(self, ttl: float) -> None:
         """Renew every third of `ttl` seconds until the lease is given up or lost; a loss stops nothing else."""
@@ -90,21 +89,19 @@ class Lease:
     async def ready(self, manifest: str) -> None:
         """Announce that the key is in the store, and give the lease up. A fact: it is accepted from a lease that was lost."""
         await self._give_up()
-        await self._service.ready(self.key, manifest, self)
+        await self.service.ready(self.key, manifest, self)
 
     async def fail(self, log: str, where: str) -> bool:
         """End the lease with a failed compile, which is remembered for a while. False: it was not ours any more."""
-        return await self._give_up() and await self._service.fail(self, log, where)
+        return await self._give_up() and await self.service.fail(self, log, where)
 
     async def release(self) -> bool:
         """Give the lease back, uncompiled; a waiter may take it at once. False: it was not ours any more."""
-        return await self._give_up() and await self._service.release(self)
+        return await self._give_up() and await self.service.release(self)
 
     async def _give_up(self) -> bool:
         """False: it was given up before. No renewal follows once this returns."""
         first, self._given_up = not self._given_up, True
-        if self._service.held.get((self.key, self.token)) is self:
-            del self._service.held[self.key, self.token]
         if self._renewals is not None:
             self._renewals.cancel()
             await asyncio.gather(self._renewals, return_exceptions=True)
@@ -122,59 +119,32 @@ def _renewals_ended(task: asyncio.Task[None]) -> None:
     tell_if_failed(task, "a lease is not renewed any more")
 
 
-Answer = Lease | Ready | Failed | Wait
+Answer = Lease | Unleased | Ready | Failed | Wait
 
 
 class LeaseService(abc.ABC):
-    """One service, used by one agent; `limit` is the longest that a lease may last, in seconds. Commands are idempotent by token.
+    """One service, used by one agent. Its commands are idempotent by token, so a lost reply is harmless.
 
-    Every command raises `LeaseUnavailable` if the service cannot be reached within a bound of its own. Callers use `acquire`,
-    `look`, `ready`, `watch`, and the commands of the `Lease`; the others are what a service implements for these.
+    Every command raises `LeaseUnavailable` if the service cannot be used, within a bound of its own.
     """
 
     name: str
     reaches_nodes = True
     """False: it serves the ranks of one node."""
+    nodes = 0
+    """Agents that share the service, about; 0: unknown."""
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.held: dict[tuple[str, str], Lease] = {}  # by key and token: won, and not given up
-
+    @abc.abstractmethod
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        """Take the lease if it is free, or say why not. The same token gets the same lease again.
+        """Take the lease if it is free, or say why not. The same token gets it again.
 
         `void` is the manifest of a READY that turned out to be untrue (the artifact is gone, or broken): that READY, and
-        no other, is forgotten first. If this is cancelled, a lease that was given all the same is given back. An answer other
-        than a lease may be from a moment ago; those of `look` are not.
+        no other, is forgotten first. If this is cancelled, a lease that was given all the same is given back.
         """
-        lease, before = Lease(self, key, token, holder), self.held.get((key, token))
-        try:
-            answer = await self.take(lease, void)
-        except asyncio.CancelledError:
-            if before is None:
-                with suppress(LeaseUnavailable):
-                    await self.release(lease)
-            raise
-        if not isinstance(answer, Won):
-            return answer
-        if before is not None and before.fence == answer.fence:
-            return before
-        lease.fence = answer.fence
-        if lease.fence:
-            self.held[key, token] = lease
-        return lease
-
-    @abc.abstractmethod
-    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-        """`acquire` for the key, token and holder of `lease`, which is not held yet."""
-
-    @abc.abstractmethod
-    async def look(self, key: str) -> Ready | Failed | Wait | None:
-        """The answer that `acquire` would give a new token, without taking the lease. None: it is free."""
 
     @abc.abstractmethod
     async def renew(self, lease: Lease) -> bool:
-        """`Lease.renew`. Makes a lease of another service known in this one. One without time left takes nothing."""
+        """`Lease.renew`, of a lease that has time left."""
 
     @abc.abstractmethod
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
@@ -192,13 +162,16 @@ class LeaseService(abc.ABC):
     def watch(self, key: str) -> Watch:
         """A subscription to changes of `key`, active once it is entered."""
 
-    @property
-    def agreed(self) -> bool:
-        """False while another node may use another service than this one, so that a lease may be given to both."""
-        return True
+    async def close(self) -> None:  # noqa: B027 - a service in memory holds nothing
+        """Let go of connections. Leases that are still held run out by themselves."""
 
-    async def ping(self) -> None:  # noqa: B027 - a service in memory always answers
-        """Return if the service answers. Raises `LeaseUnavailable`."""
+    async def check(self) -> None:  # noqa: B027 - for most services, a lease shows it all
+        """Part of `probe`: return if what a lease does not need, and an outcome does, works. Raises `LeaseUnavailable`."""
+
+    @property
+    def settled(self) -> bool:
+        """False for some seconds after a change of services: nodes may be between the two."""
+        return True
 
     def breakers(self) -> list[dict[str, Any]]:
         """For people: the breakers of a chain of services, the first one's first; empty if there is one service only.
@@ -206,9 +179,6 @@ class LeaseService(abc.ABC):
         Each has `service`, `state` (``"open"``: it is not used now), `opened` and `closed` (how often), and the latest `why`.
         """
         return []
-
-    async def close(self) -> None:  # noqa: B027 - most services hold nothing
-        """Let go of connections. Leases that are still held run out by themselves."""
 
 
 class Watch(abc.ABC):
@@ -232,34 +202,28 @@ async def await_turn(
     holder: str,
     *,
     void: str | None = None,
-    on_wait: Callable[[Wait], None] = lambda wait: None,
     stays: Callable[[Wait], bool] = lambda wait: True,
-) -> Lease | Ready | Failed | None:
+) -> Lease | Unleased | Ready | Failed | None:
     """Acquire, or wait until there is another answer than `Wait`. Raises `LeaseUnavailable`.
 
-    `stays` is asked before the wait begins: if it says no, that one command was all, nothing is held, and None is returned.
-    Cancel to stop waiting; a lease that was won in that moment is in `service.held`.
+    ``stays(wait)`` hears of each `Wait`; if it says no, the wait ends, and None is returned. Cancel to stop waiting.
     """
-    answer = await service.acquire(key, token, holder, void=void)
-    if not isinstance(answer, Wait):
-        return answer
-    if not stays(answer):
-        return None
     async with service.watch(key) as watch:
         while True:
             answer = await service.acquire(key, token, holder, void=void)
             if not isinstance(answer, Wait):
                 return answer
-            on_wait(answer)
+            if not stays(answer):
+                return None
             bound = min(RECHECK * random.uniform(0.9, 1.1), max(answer.ttl, 0.01))
             await watch.changed(bound)
 
 
 @asynccontextmanager
 async def leased(service: LeaseService, key: str, token: str, ttl: float) -> AsyncIterator[bool]:
-    """A block in which this agent has the lease of `key`, which is renewed until the end of the block. False: another has it.
+    """A block in which this agent alone of all nodes has the lease of `key`, which is renewed until the end of the block.
 
-    Raises `LeaseUnavailable`.
+    False: another has it, or the service does not reach other nodes now. Raises `LeaseUnavailable`.
     """
     lease = await service.acquire(key, token, platform.node())
     if not isinstance(lease, Lease):
@@ -267,49 +231,43 @@ async def leased(service: LeaseService, key: str, token: str, ttl: float) -> Asy
         return
     lease.keep_alive(ttl)
     try:
-        yield True
+        yield service.reaches_nodes
     finally:
         await lease.release()
 
 
+async def probe(service: LeaseService) -> None:
+    """Subscribe, acquire and end on a scratch key: return if all of it works. Raises `LeaseUnavailable`.
+
+    A PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it.
+    """
+    key = f"probe-{uuid.uuid4().hex}"
+    async with service.watch(key):
+        answer = await service.acquire(key, key, platform.node())
+        if not isinstance(answer, Lease):
+            raise LeaseUnavailable(f"{service.name} cannot lease a new key: {answer}")
+        await answer.release()
+    await service.check()
+
+
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled after `seconds`. Raises `asyncio.TimeoutError`.
+    """The result of `work`, which is cancelled after `seconds`. Raises `TimeoutError`.
 
     Unlike `asyncio.wait_for` before Python 3.12 it never swallows a cancellation that arrives as the work ends: a claim that
     is cancelled must not go on waiting.
     """
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda t: t.cancelled() or t.exception())  # seen, also if we are cancelled twice
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    finally:
-        if not task.done():
-            await ended({task})
-        elif not task.cancelled():
-            task.exception()  # seen, though a cancellation may come first
-    if not done:
-        raise asyncio.TimeoutError
-    return task.result()
+    async with asyncio.timeout(seconds):
+        return await work
 
 
 async def happened(event: asyncio.Event, timeout: float) -> bool:
     """Wait for `event`, at most `timeout` seconds, and clear it. False: it was not set."""
     try:
         await within(timeout, event.wait())
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return False
     event.clear()
     return True
-
-
-async def ended(tasks: set[asyncio.Future[T]]) -> None:
-    """Cancel `tasks` until the last one has ended: a library below (redis-py 5) may swallow a cancellation."""
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.1)
-    await asyncio.gather(*tasks, return_exceptions=True)  # their errors are seen
 
 
 def monotonic() -> float:

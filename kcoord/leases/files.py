@@ -15,24 +15,37 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import random
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.files.atomic import LAYOUT
-from kcoord.leases import file_threads
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
-from kcoord.leases.file_threads import FileThreads
-from kcoord.leases.lease_files import KeyFiles, NotALease, probe
+from kcoord.files.faults import store_error
+from kcoord.leases.base import (
+    Answer,
+    Failed,
+    Lease,
+    LeaseService,
+    Ready,
+    Unleased,
+    Wait,
+    Watch,
+    happened,
+    monotonic,
+    within,
+)
+from kcoord.leases.lease_files import KeyFiles, NotALease, check_files
 
 T = TypeVar("T")
 
+_THREADS, _MOST_STUCK = 8, 4
 _KEPT = 1000  # keys without lease or watch whose markers' ages are remembered
 _SOONEST, _LATEST = 0.05, 2.0  # seconds between two looks of a watch
 _REFUSED_FOR = 60.0  # seconds without lease files after nodes turned out to differ in their TTL
@@ -43,11 +56,9 @@ _FILE_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 class _Key:
     """One key as this process knows it. `lock` is held while a thread is at its files."""
 
-    name: str
     files: KeyFiles
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     lease: Lease | None = None
-    fence: int = 0
     expires: float = 0.0
     timer: asyncio.TimerHandle | None = None
     users: int = 0
@@ -56,146 +67,125 @@ class _Key:
     def is_leased_by(self, lease: Lease) -> bool:
         return self.lease is not None and self.lease.token == lease.token
 
-    def wake(self) -> None:
-        for event in self.events:
-            event.set()
-
-
-@dataclass
-class _Request:
-    """`abandoned`: nobody waits for its answer any more."""
-
-    abandoned: bool = False
-
-
-Work = Callable[[_Key, _Request], Coroutine[Any, Any, T]]
-
 
 class FileLeases(LeaseService):
     """Lease files of one agent, in the store at `store`. Times in seconds; all nodes must have the same `ttl`.
 
+    A command ends within `patience`. Its thread may hang for longer; while too many do, all commands are refused.
+
     This process gives a lease back when it was not renewed for `ttl`, or at its limit. If this process is stopped, killed or cut
     off, others take it after its marker was untouched for `ttl`; that of a process killed on the same host at once (not on NFS).
-
-    The fence grows with every lease that *this process* wins, and says nothing about other nodes': no file system orders them.
     """
 
     name = "lease files"
 
-    def __init__(self, store: Path, *, ttl: float, limit: float, failure_ttl: float) -> None:
-        super().__init__(limit)
+    def __init__(self, store: Path, *, ttl: float, limit: float, failure_ttl: float, patience: float = 4.0) -> None:
         self._root, self._staging = store / LAYOUT / "leases", store / LAYOUT / "staging"
-        self._ttl, self._failure_ttl = ttl, failure_ttl
+        self._ttl, self._limit, self._failure_ttl, self._patience = ttl, limit, failure_ttl, patience
         self._keys: OrderedDict[str, _Key] = OrderedDict()  # those in use, and some that were used lately
-        self._fences = itertools.count(1)
-        self._threads = FileThreads(self._root)
+        self._pool = ThreadPoolExecutor(_THREADS, "lease-files")
+        self._busy: dict[int, float] = {}  # thread → since when it is at a file
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refused = (0.0, "")  # until when, and why
         self._closed = False
 
-    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-        async def work(known: _Key, request: _Request) -> Won | Ready | Failed | Wait:
-            answer = await self._answer(known, void)
-            if answer is None:
-                return await self._attempt(known, request, lease, void)
-            return Won(known.fence) if isinstance(answer, Wait) and known.is_leased_by(lease) else answer
-
-        return await self._command(lease.key, work)
-
-    async def look(self, key: str) -> Ready | Failed | Wait | None:
-        async def work(known: _Key, request: _Request) -> Ready | Failed | Wait | None:
-            return await self._answer(known, None) or await self._threads.run(known.files.look)
-
-        return await self._command(key, work)
+    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        until, why = self._refused
+        if monotonic() < until:
+            raise LeaseUnavailable(why)
+        self._check()
+        known, lease = self._key(key), Lease(self, key, token, holder, self._limit)
+        try:
+            return await self._command(known, self._acquire(known, lease, void))
+        except BaseException:
+            self._later(known, self._unheard(known, lease))  # if it is won all the same, nobody knows
+            raise
 
     async def renew(self, lease: Lease) -> bool:
-        async def work(known: _Key, request: _Request) -> bool:
-            ours = known.is_leased_by(lease)
-            if lease.left() <= 0:
-                if ours:
-                    await self._end(known)
-                return False
-            answer: object = await self._answer(known, None)
-            if answer is None:
-                answer = await self._attempt(known, request, lease, None)
-                return isinstance(answer, Won) and answer.fence > 0
-            if ours and isinstance(answer, Wait):
-                self._prolong(known)
-            return ours and isinstance(answer, Wait)
-
-        return await self._command(lease.key, work)
+        return await self._command(known := self._key(lease.key), self._renew(known, lease))
 
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
-        async def work(known: _Key, request: _Request) -> None:
-            await self._announce(known, Ready(manifest))
-
-        await self._command(key, work)
+        await self._command(known := self._key(key), self._announce(known, Ready(manifest)))
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
-        async def work(known: _Key, request: _Request) -> bool:
-            if not known.is_leased_by(lease) or not isinstance(await self._answer(known, None), Wait):
-                return False
-            await self._announce(known, Failed(log, where))
-            return True
-
-        return await self._command(lease.key, work)
+        return await self._command(known := self._key(lease.key), self._fail(known, lease, Failed(log, where)))
 
     async def release(self, lease: Lease) -> bool:
-        if lease.key not in self._keys:
-            return False
-
-        async def work(known: _Key, request: _Request) -> bool:
-            ours = known.is_leased_by(lease)
-            if ours:
-                await self._end(known)
-            return ours
-
-        return await self._command(lease.key, work)
+        known = self._keys.get(lease.key)
+        return known is not None and await self._command(known, self._release(known, lease))
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
 
-    async def ping(self) -> None:
-        """Return if files can be made and renamed to where leases are. Raises `LeaseUnavailable`."""
-        until, why = self._refused
-        if monotonic() < until:
-            raise LeaseUnavailable(why)
-
-        self._threads.check()
-        await self._threads.bounded(self._threads.run(lambda: probe(self._root, self._staging)))
+    async def check(self) -> None:
+        """Files can be made in the staging directory, and renamed to where leases are."""
+        await self._bounded(asyncio.ensure_future(self._run(lambda: check_files(self._root, self._staging))))
 
     async def close(self) -> None:
         """Give the leases back, within a bound; others take the rest after its TTL."""
         self._closed = True
         for known in self._keys.values():
-            self._later(self._locked(known, self._given_back, _Request()))
+            self._later(known, self._end(known))
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=file_threads.COMMAND_TIMEOUT)
+            await asyncio.wait(self._tasks, timeout=self._patience)
         for task in self._tasks:
             task.cancel()
-        self._threads.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _given_back(self, known: _Key, request: _Request) -> None:
-        await self._end(known)
+    # The commands, one after the other for each key.
 
-    # The steps of a command, which has the key's lock.
+    async def _acquire(self, known: _Key, lease: Lease, void: str | None) -> Answer:
+        standing = await self._standing(known, void)
+        if isinstance(standing, Wait) and known.lease is not None and known.is_leased_by(lease):
+            return known.lease
+        return standing or await self._attempt(known, lease, void)
 
-    async def _answer(self, known: _Key, void: str | None) -> Ready | Failed | Wait | None:
+    async def _renew(self, known: _Key, lease: Lease) -> bool:
+        if lease.left() <= 0:
+            await self._release(known, lease)
+            return False
+        ours, standing = known.is_leased_by(lease), await self._standing(known, None)
+        if standing is None:
+            return isinstance(await self._attempt(known, lease, None), Lease)
+        if ours and isinstance(standing, Wait):
+            self._prolong(known)
+        return ours and isinstance(standing, Wait)
+
+    async def _fail(self, known: _Key, lease: Lease, failure: Failed) -> bool:
+        if not known.is_leased_by(lease) or not isinstance(await self._standing(known, None), Wait):
+            return False
+        await self._announce(known, failure)
+        return True
+
+    async def _release(self, known: _Key, lease: Lease) -> bool:
+        if ours := known.is_leased_by(lease):
+            await self._end(known)
+        return ours
+
+    async def _unheard(self, known: _Key, lease: Lease) -> None:
+        if known.lease is lease:
+            await self._end(known)
+
+    async def _announce(self, known: _Key, outcome: Ready | Failed) -> None:
+        try:
+            await self._run(lambda: known.files.announce(outcome))
+        finally:
+            await self._end(known)
+
+    async def _standing(self, known: _Key, void: str | None) -> Ready | Failed | Wait | None:
         """The answer if this process leases the key. None: it does not; one that has ended, however it did, is given back."""
         lease, answer = known.lease, None
         if lease is None:
             return None
         if monotonic() < known.expires:
-            standing = await self._threads.run(lambda: known.files.standing(void))
+            standing = await self._run(lambda: known.files.standing(void))
             if standing is True:
                 return Wait(lease.holder, max(0.0, known.expires - monotonic()))
             answer = standing or None
         await self._end(known)
         return answer
 
-    async def _attempt(
-        self, known: _Key, request: _Request, lease: Lease, void: str | None
-    ) -> Won | Ready | Failed | Wait:
+    async def _attempt(self, known: _Key, lease: Lease, void: str | None) -> Answer:
         def attempt() -> Ready | Failed | Wait | None:
             found = known.files.attempt(void)
             if found is None and self._closed:
@@ -203,25 +193,17 @@ class FileLeases(LeaseService):
             return found
 
         try:
-            found = await self._threads.run(attempt)
+            found = await self._run(attempt)
         except NotALease:
-            return Won(0)
+            return Unleased()
         except LeaseUnavailable as error:
             self._refused = monotonic() + _REFUSED_FOR, str(error)
             raise
         if found is not None:
             return found
-        known.lease, known.fence = lease, next(self._fences)
+        known.lease = lease
         self._prolong(known)
-        if request.abandoned:  # it came back too late from a file system that hung: nobody knows that it was won
-            await self._end(known)
-        return Won(known.fence)
-
-    async def _announce(self, known: _Key, outcome: Ready | Failed) -> None:
-        try:
-            await self._threads.run(lambda: known.files.announce(outcome))
-        finally:
-            await self._end(known)
+        return lease
 
     def _prolong(self, known: _Key) -> None:
         """Another TTL. filelock's heartbeat, a thread, never stops by itself: this timer ends a lease that is not renewed."""
@@ -229,14 +211,11 @@ class FileLeases(LeaseService):
         known.expires = monotonic() + lasts
         if known.timer is not None:
             known.timer.cancel()
-        known.timer = asyncio.get_running_loop().call_later(lasts, self._expire, known)
+        known.timer = asyncio.get_running_loop().call_later(lasts, lambda: self._later(known, self._expire(known)))
 
-    def _expire(self, known: _Key) -> None:
-        async def work(known: _Key, request: _Request) -> None:
-            if known.lease is not None and monotonic() >= known.expires:
-                await self._end(known)
-
-        self._later(self._locked(known, work, _Request()))
+    async def _expire(self, known: _Key) -> None:
+        if known.lease is not None and monotonic() >= known.expires:
+            await self._end(known)
 
     async def _end(self, known: _Key) -> None:
         """Forget the lease and its marker, if there is one, and wake this process's waiters."""
@@ -246,54 +225,82 @@ class FileLeases(LeaseService):
         try:
             if known.lease is not None:
                 known.lease = None
-                await self._threads.run(known.files.release)
+                await self._run(known.files.release)
         finally:
-            known.wake()
+            for event in known.events:
+                event.set()
 
-    # Commands run bounded, and one after the other for each key.
+    # Bounds.
 
-    async def _command(self, key: str, work: Work[T]) -> T:
-        """Run `work`. Raises `LeaseUnavailable`. If its caller is cancelled the work goes on, its request abandoned."""
+    async def _command(self, known: _Key, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, within a bound. It goes on after that, and if its caller is cancelled."""
+        try:
+            self._check()
+        except LeaseUnavailable:
+            work.close()
+            raise
+        return await self._bounded(asyncio.shield(self._later(known, work)))
+
+    def _check(self) -> None:
+        """Raises `LeaseUnavailable` while too many threads hang: then one more would hang as well."""
         if self._closed:
             raise LeaseUnavailable("this agent is ending")
-        self._threads.check()
-        request = _Request()
-        task = self._later(self._locked(self._key(key), work, request))
-        try:
-            return await self._threads.bounded(asyncio.shield(task))
-        except BaseException:
-            request.abandoned = True
-            raise
+        late = monotonic() - self._patience
+        if sum(since < late for since in list(self._busy.values())) >= _MOST_STUCK:
+            raise LeaseUnavailable(f"{self._root}: it has not answered for {self._patience:g} s: look at its server")
 
-    async def _locked(self, known: _Key, work: Work[T], request: _Request) -> T:
-        known.users += 1
+    async def _bounded(self, work: asyncio.Future[T]) -> T:
+        """Raises `LeaseUnavailable`, which ends with the remedy, for an OSError and after `patience`."""
         try:
+            return await within(self._patience, work)
+        except TimeoutError:
+            raise LeaseUnavailable(f"{self._root}: no answer in {self._patience:g} s: look at its server") from None
+        except OSError as error:
+            raise LeaseUnavailable(str(store_error(error, self._root))) from error
+
+    def _later(self, known: _Key, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` with the key's lock, whether or not anybody waits; awaiting it raises its error."""
+
+        async def locked() -> T:
             async with known.lock:
-                if request.abandoned:
-                    raise LeaseUnavailable("nobody waits for this any more")
-                return await work(known, request)
-        finally:
+                return await work
+
+        def done(task: asyncio.Task[T]) -> None:
+            work.close()  # it may have been cancelled before it began
             known.users -= 1
+            self._tasks.discard(task)
             self._tidy()
+            if not task.cancelled():
+                task.exception()  # seen, though nobody waits
 
-    async def _look(self, known: _Key) -> object:
-        self._threads.check()
-        return await self._threads.bounded(self._threads.run(known.files.changes))
-
-    def _later(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work`, also if its caller is cancelled; awaiting it raises its error."""
-        task = asyncio.create_task(work)
+        known.users += 1
+        task = asyncio.create_task(locked())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        task.add_done_callback(done)
         return task
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """The result of `work`, in a thread that a dead file system may hold for ever."""
+
+        def noted() -> T:
+            self._busy[threading.get_ident()] = monotonic()
+            try:
+                return work()
+            finally:
+                del self._busy[threading.get_ident()]
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, noted)
+
+    async def _changes(self, known: _Key) -> object:
+        self._check()
+        return await self._bounded(asyncio.ensure_future(self._run(known.files.changes)))
 
     def _key(self, key: str) -> _Key:
         known = self._keys.get(key)
         if known is None:
             name = key if _FILE_NAME.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
             files = KeyFiles(self._root / name[:2], self._staging, name, self._ttl, self._failure_ttl)
-            known = self._keys[key] = _Key(key, files)
+            known = self._keys[key] = _Key(files)
         self._keys.move_to_end(key)
         return known
 
@@ -306,31 +313,27 @@ class FileLeases(LeaseService):
 
 
 class _Watch(Watch):
-    """Polls a key's files; what this process does wakes it at once."""
+    """Polls a key's files; what this process does wakes it at once. Entering it costs nothing: the first call of `changed` looks
+    at the files, and says that the key may have changed since it was entered.
+    """
 
     def __init__(self, leases: FileLeases, key: str) -> None:
-        self._leases, self._key, self._event = leases, key, asyncio.Event()
+        self._leases, self._known, self._event = leases, leases._key(key), asyncio.Event()
+        self._since: float | None = None
         self._state: object = None
-        self._known: _Key | None = None
-        self._since = 0.0
 
     async def __aenter__(self) -> _Watch:
-        known = self._leases._key(self._key)
-        known.events.add(self._event)
-        try:
-            self._state = await self._leases._look(known)
-        except BaseException:
-            known.events.discard(self._event)
-            raise
-        self._known, self._since = known, monotonic()
+        self._known.events.add(self._event)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._known is not None:
-            self._known.events.discard(self._event)
-            self._leases._tidy()
+        self._known.events.discard(self._event)
+        self._leases._tidy()
 
     async def changed(self, timeout: float) -> bool:
+        if self._since is None:
+            self._state, self._since = await self._leases._changes(self._known), monotonic()
+            return True
         deadline = monotonic() + timeout
         while True:
             pause = min(max(_SOONEST, (monotonic() - self._since) / 4), _LATEST) * random.uniform(0.8, 1.2)
@@ -343,11 +346,8 @@ class _Watch(Watch):
                 return True
 
     async def _looked_different(self) -> bool:
-        known = self._known
-        if known is None:
-            return False
         try:
-            state = await self._leases._look(known)
+            state = await self._leases._changes(self._known)
         except LeaseUnavailable:
             return True  # the next command raises it
         before, self._state = self._state, state

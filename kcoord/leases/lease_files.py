@@ -93,14 +93,6 @@ class KeyFiles:
         self.release()
         return found
 
-    def look(self) -> Ready | Failed | Wait | None:
-        """The outcome, if there is one; else who has the lease; else None: it is free."""
-        outcome = self._read_outcome(None)
-        marker = self._observe(other_ttl=False) if outcome is None else None
-        if marker is None or (left := self._left(marker)) <= 0:
-            return outcome
-        return Wait(marker.host, left)
-
     def standing(self, void: str | None) -> Ready | Failed | bool:
         """For a lease that was taken here: the outcome that ended it, else True if it is still ours."""
         outcome = self._read_outcome(void)
@@ -274,7 +266,7 @@ def look_up(directory: Path) -> None:
     beneath.check(directory, directory.parents[2])
 
 
-def probe(root: Path, staging: Path) -> None:
+def check_files(root: Path, staging: Path) -> None:
     """Return if files with content can be made, and renamed to below `root`."""
     look_up(root / "00")
     beneath.check(staging, _store_of(staging))

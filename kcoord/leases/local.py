@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kcoord.latest import Latest
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
+from kcoord.leases.base import Answer, Failed, Lease, LeaseService, Ready, Wait, Watch, happened, monotonic
 
 _REMEMBERED = 10_000
 
 
 @dataclass
-class _Lease:
-    token: str
-    holder: str
-    fence: int
+class _Held:
+    lease: Lease
     expires: float
     limit: float
 
@@ -49,70 +46,58 @@ class _Watch(Watch):
 
 
 class LocalLeases(LeaseService):
-    """The rules of Redis's script, without a server. `clock` gives seconds and never goes back."""
+    """The rules of Redis's scripts, without a server. `clock` gives seconds and never goes back."""
 
     reaches_nodes = False
     name = "this node"
 
     def __init__(self, ttl: float, limit: float, failure_ttl: float, clock: Callable[[], float] = monotonic) -> None:
-        super().__init__(limit)
-        self._ttl, self._failure_ttl, self._clock = ttl, failure_ttl, clock
-        self._leases: dict[str, _Lease] = {}
+        self._ttl, self._limit, self._failure_ttl, self._clock = ttl, limit, failure_ttl, clock
+        self._held: dict[str, _Held] = {}
         self._outcomes: Latest[str, _Outcome] = Latest(_REMEMBERED)
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._fences = itertools.count(1)
 
-    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-        now, answer = self._clock(), self._look(lease.key, void)
-        known = self._leases.get(lease.key)
-        ours = known is not None and known.token == lease.token
-        if isinstance(answer, (Ready, Failed)) or (answer is not None and not ours):
-            return answer
-        self._outcomes.pop(lease.key, None)
-        if known is None or not ours or now >= known.expires:
-            known = _Lease(lease.token, lease.holder, next(self._fences), 0.0, now + self.limit)
-            self._leases[lease.key] = known
-        known.expires = min(now + self._ttl, known.limit)
-        return Won(known.fence)
-
-    async def look(self, key: str) -> Ready | Failed | Wait | None:
-        return self._look(key, None)
-
-    def _look(self, key: str, void: str | None) -> Ready | Failed | Wait | None:
-        now, outcome, lease = self._clock(), self._outcomes.get(key), self._leases.get(key)
+    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        now, outcome, held = self._clock(), self._outcomes.get(key), self._held.get(key)
         if outcome is not None and now < outcome.until and outcome.answer != Ready(void or ""):
             return outcome.answer
-        return Wait(lease.holder, lease.expires - now) if lease is not None and now < lease.expires else None
+        self._outcomes.pop(key, None)
+        if held is None or now >= held.expires:
+            held = self._held[key] = _Held(Lease(self, key, token, holder, self._limit), 0.0, now + self._limit)
+        elif held.lease.token != token:
+            return Wait(held.lease.holder, held.expires - now)
+        held.expires = min(now + self._ttl, held.limit)
+        return held.lease
 
     async def renew(self, lease: Lease) -> bool:
-        now, known = self._clock(), self._leases.get(lease.key)
-        if known is None or known.token != lease.token or now >= known.limit:
+        now, held = self._clock(), self._held_by(lease)
+        if held is None or now >= held.limit:
             return False
-        known.expires = min(now + self._ttl, known.limit)
+        held.expires = min(now + self._ttl, held.limit)
         return True
 
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         self._end(key, Ready(manifest), float("inf"))
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
-        if held := self._holds(lease):
+        if ours := self._held_by(lease) is not None:
             self._end(lease.key, Failed(log, where), self._clock() + self._failure_ttl)
-        return held
+        return ours
 
     async def release(self, lease: Lease) -> bool:
-        if held := self._holds(lease):
+        if ours := self._held_by(lease) is not None:
             self._end(lease.key, None, 0.0)
-        return held
+        return ours
 
     def watch(self, key: str) -> Watch:
         return _Watch(self._watchers, key)
 
-    def _holds(self, lease: Lease) -> bool:
-        known = self._leases.get(lease.key)
-        return known is not None and known.token == lease.token
+    def _held_by(self, lease: Lease) -> _Held | None:
+        held = self._held.get(lease.key)
+        return held if held is not None and held.lease.token == lease.token else None
 
     def _end(self, key: str, answer: Ready | Failed | None, until: float) -> None:
-        self._leases.pop(key, None)
+        self._held.pop(key, None)
         if answer is not None:
             self._outcomes[key] = _Outcome(answer, until)
         for event in self._watchers.get(key, ()):

@@ -1,33 +1,44 @@
-"""From ``KCOORD_REDIS_URL`` to a client whose every wait has an end.
+"""From ``KCOORD_REDIS_URL`` to redis-py's clients. All timeouts and retries are stated: its defaults differ between releases.
 
-redis-py's defaults run from waiting for ever (5) to retrying for a minute (8): all of them are stated here. TCP's own would
-keep a connection to a host that vanished for two hours if nothing is sent on it, and for a quarter of an hour if something is.
+TCP's own would keep a connection to a host that vanished for two hours if nothing is sent on it, and for a quarter of an hour if
+something is.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
+import platform
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+import zlib
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import redis.asyncio as aioredis
+from redis.asyncio.client import PubSub
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelManagedSSLConnection
-from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, RedisError, ResponseError
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import (
+    AskError,
+    ClusterError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kcoord.errors import SettingsError
 from kcoord.redis_url import Nodes, Sentinels
 
 T = TypeVar("T")
+Client = Any  # `aioredis.Redis` or `RedisCluster`
 
-COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
+_CONNECT_TIMEOUT = 2.0  # seconds
 _SENTINEL_TIMEOUT = 1.0  # seconds; if a sentinel is gone, the next is asked within the same command
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 15,  # seconds
@@ -36,145 +47,164 @@ _KEEPALIVE = {
     socket.TCP_USER_TIMEOUT: 10_000,  # milliseconds that what was sent may stay unacknowledged
 }
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors of redis-py, beside its own, for a reply that no Redis sends."""
-BROKEN = (RedisError, OSError, asyncio.TimeoutError, *NONSENSE)
+"""Errors of redis-py, beside its own, for a reply that no Redis sends, and for a connection that it loses in mid-command."""
+BROKEN = (RedisError, RedisClusterException, OSError, *NONSENSE)
 """All that may come of a connection's use."""
-_TRIES = 6
-_ONE_OF_SEVERAL = (
-    "it is a node of a Redis Cluster, and another one has the keys: "
-    "name nodes by host and port, and let this user ask CLUSTER SLOTS (+cluster|slots)"
-)
-_HUNG_UP = ("max number of clients", "Connection lost", "closed by server", "reset by peer", "Broken pipe")
+_SEVERAL = "it is a node of a Redis Cluster: let this user ask CLUSTER SLOTS and COMMAND (+cluster|slots +command)"
 
 
-class _Secured:
-    """A connection of TLS 1.2 at least. redis-py 5 has no such option."""
+class Connections:
+    """Clients of the server at `url`, which answers within `silence` seconds. Nothing is sent before the first command.
 
-    def _connection_arguments(self) -> Any:
-        arguments = super()._connection_arguments()  # type: ignore[misc]
-        if (context := arguments["ssl"]).minimum_version < ssl.TLSVersion.TLSv1_2:
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-        return arguments
-
-
-class _SecuredConnection(_Secured, SSLConnection):
-    """To a server that the URL names, or to a sentinel."""
-
-
-class _SecuredManagedConnection(_Secured, SentinelManagedSSLConnection):
-    """To the master that a sentinel names."""
-
-
-_SECURED = {SSLConnection: _SecuredConnection, SentinelManagedSSLConnection: _SecuredManagedConnection}
-
-
-def connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
-    """A client for the master, and clients of the sentinels that know which one that is, if there are any.
-
-    Nothing is sent yet. Raises `SettingsError` if redis-py refuses an option of the URL.
+    A server that knows CLUSTER SLOTS, or answers MOVED, is one of a Redis Cluster, which redis-py's cluster client is for. Raises
+    `SettingsError` if redis-py refuses an option of the URL.
     """
-    try:
-        return _connect(url)
-    except (TypeError, ValueError, RedisError) as error:
-        unknown = re.search(r"unexpected keyword argument '?(\w+)", str(error))
-        reason = f"there is no {unknown[1]}" if unknown else error
-        raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {reason}") from None
 
-
-def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
-    sentinels = Sentinels.of(url)
-    url = Nodes.of(url).first
-    options: dict[str, Any] = {
-        "socket_timeout": COMMAND_TIMEOUT,
-        "socket_connect_timeout": COMMAND_TIMEOUT,
-        "socket_keepalive": True,
-        "socket_keepalive_options": _KEEPALIVE,
-        "health_check_interval": 0,
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_error": [],
-        "encoding_errors": "replace",
-        "decode_responses": False,
-        "protocol": 2,
-        **_tls(parse_url(url if sentinels is None else sentinels.options)),
-    }
-    if url.startswith("unix:"):
-        del options["socket_keepalive"], options["socket_keepalive_options"]
-    if sentinels is None:
-        client = aioredis.Redis.from_url(url, **options)
-        clients: list[aioredis.Redis] = []
-    else:
-        client, clients = _through(sentinels, options)
-    pool = client.connection_pool
-    pool.connection_kwargs.update(options)  # an option in the URL wins otherwise, also one that waits for ever
-    for each in (client, *clients):
-        its = each.connection_pool
-        its.connection_class = _SECURED.get(its.connection_class, its.connection_class)
-        its.make_connection()  # type: ignore[no-untyped-call]
-    return client, clients
-
-
-def _tls(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks of a server's certificate, which options in the URL turn off. By itself redis-py 5 checks no host name."""
-    if stated.get("connection_class") is not SSLConnection:
-        return {}
-    certificate = stated.get("ssl_cert_reqs", "required")
-    return {
-        "ssl_cert_reqs": certificate,
-        "ssl_check_hostname": certificate != "none" and stated.get("ssl_check_hostname", True),
-    }
-
-
-def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
-    stated = dict(parse_url(sentinels.options))
-    del stated["host"]
-    if stated.pop("connection_class", None) is not None:
-        stated["ssl"] = True
-    shared = {name: value for name, value in stated.items() if name.startswith("ssl")}
-    patience = {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
-    asked = {**shared, **options, **patience, "username": sentinels.username, "password": sentinels.password}
-    known = Sentinel(list(sentinels.addresses), sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-    client = known.master_for(sentinels.service, **{**options, **stated})
-    return client, list(known.sentinels)
-
-
-async def repeated(command: Callable[[], Awaitable[T]]) -> T:
-    """The result of `command`, which may run several times.
-
-    A connection that a restart broke says nothing about the server. A server at its `maxclients` hangs up on a new connection,
-    often before it can say why, and may have a place in a moment. Thousands of agents may meet both at once. A server that is the
-    master no more leads to the one that is; nodes of a Redis Cluster may name each other for a moment.
-    """
-    for attempt in range(_TRIES):
+    def __init__(self, url: str, silence: float) -> None:
+        self._shared: dict[str, Any] = {
+            "socket_timeout": silence,
+            "socket_connect_timeout": _CONNECT_TIMEOUT,
+            "socket_keepalive": True,
+            "socket_keepalive_options": _KEEPALIVE,
+            "health_check_interval": 0,
+            "encoding_errors": "replace",
+            "decode_responses": False,
+            "protocol": 2,
+        }
+        never = Retry(
+            NoBackoff(), 0, ()
+        )  # else a subscription that breaks is made again, and nothing says what was missed
+        self._plain = {**self._shared, "retry": never, "retry_on_error": []}
+        self._nodes = Nodes.of(url)
+        self._sentinels: list[aioredis.Redis] = []
+        self._cluster: RedisCluster | None = None
+        self._asked = not self._nodes.addresses  # whether it is one of a cluster
         try:
-            return await command()
-        except (RedisConnectionError, ResponseError) as error:
-            if not isinstance(error, RedisConnectionError) and not is_of_another_master(error):
+            self._client = self._made(url)
+        except (TypeError, ValueError, RedisError) as error:
+            unknown = re.search(r"unexpected keyword argument '?(\w+)", str(error))
+            reason = f"there is no {unknown[1]}" if unknown else error
+            raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {reason}") from None
+        if len(self._nodes.addresses) > 1:
+            self._join_cluster()
+
+    async def run(self, command: Callable[[Client], Awaitable[T]]) -> T:
+        """The result of `command`. A connection that a restart broke says nothing about the server: it is tried once more."""
+        for attempt in (1, 2, 3):
+            try:
+                return await command(await self._server())
+            except (MovedError, AskError):
+                if self._cluster is not None:
+                    raise
+                self._join_cluster()
+            except (RedisConnectionError, AttributeError):
+                if attempt > 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def subscribed(self, channel: str) -> PubSub:
+        """A new connection that hears `channel`. In a cluster, whose nodes pass all messages on, a hash of this host's name says
+        which master it leads to: redis-py's own choice would put all agents on one.
+        """
+        clients, broken = [self._client], None
+        if await self._server() is self._cluster is not None:
+            await self._cluster.initialize()
+            masters = sorted(self._cluster.get_primaries(), key=lambda node: node.name)
+            first = zlib.crc32(platform.node().encode()) % len(masters)
+            clients = [self._of_node(node) for node in (*masters[first:], *masters[:first])]
+        for client in clients:
+            pubsub = client.pubsub()
+            try:
+                await pubsub.subscribe(channel)
+                confirmed = await pubsub.get_message(timeout=self._shared["socket_timeout"])
+                if confirmed is None or (confirmed["type"], confirmed["channel"]) != ("subscribe", channel.encode()):
+                    raise RedisError(f"Redis confirmed no subscription, but said {confirmed!r}")
+                return pubsub
+            except BROKEN as error:
+                broken = error
+                await closed(pubsub)
+            except BaseException:
+                await closed(pubsub)
                 raise
-            if attempt and not _is_moved(error) and not any(words in str(error) for words in _HUNG_UP):
-                raise
-            await asyncio.sleep(random.uniform(0.0, 0.02 * 2**attempt))
-    return await command()
+        assert broken is not None  # there is a client
+        raise broken
+
+    async def _server(self) -> Client:
+        if not self._asked:
+            try:
+                await self._client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            except ResponseError:  # it is a single one, or this user may not ask
+                pass
+            else:
+                self._join_cluster()
+                await self._client.connection_pool.disconnect()
+            self._asked = True
+        return self._cluster or self._client
+
+    async def drop(self) -> None:
+        """End all connections: the next command makes new ones, perhaps to another server."""
+        for client in (self._client, *self._sentinels):
+            await client.connection_pool.disconnect()
+        if self._cluster is not None:
+            await closed(self._cluster)
+
+    async def close(self) -> None:
+        for client in (self._cluster, self._client, *self._sentinels):
+            await closed(client)
+
+    def _made(self, url: str) -> aioredis.Redis:
+        """A client for the server, or for the master that sentinels name."""
+        sentinels = Sentinels.of(url)
+        stated = dict(parse_url(self._nodes.first if sentinels is None else sentinels.options))
+        explicit = dict(self._plain)
+        if is_tls := stated.get("connection_class") is SSLConnection:
+            certificate = stated.get("ssl_cert_reqs", "required")
+            explicit["ssl_cert_reqs"] = certificate
+            explicit["ssl_check_hostname"] = certificate != "none" and stated.get("ssl_check_hostname", True)
+            explicit["ssl_min_version"] = ssl.TLSVersion.TLSv1_2
+        if "path" in stated:  # a Unix socket
+            del explicit["socket_keepalive"], explicit["socket_keepalive_options"]
+        if sentinels is None:
+            pool = aioredis.ConnectionPool(**{**stated, **explicit})
+            pool.make_connection()  # type: ignore[no-untyped-call]  # it refuses unknown options
+            words = ("username", "password")
+            secured = {name: value for name, value in {**stated, **explicit}.items() if name.startswith("ssl")}
+            self._shared |= {name: stated[name] for name in words if name in stated} | secured | {"ssl": is_tls}
+            return aioredis.Redis.from_pool(pool)
+        del stated["host"]
+        if stated.pop("connection_class", None) is not None:
+            stated["ssl"] = True
+        its = {**{n: v for n, v in stated.items() if n.startswith("ssl")}, **explicit}
+        its |= {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
+        its |= {"username": sentinels.username, "password": sentinels.password}
+        known = Sentinel(list(sentinels.addresses), sentinel_kwargs=its)  # type: ignore[no-untyped-call]
+        client: aioredis.Redis = known.master_for(sentinels.service, **{**stated, **explicit})
+        self._sentinels = list(known.sentinels)
+        for each in (client, *self._sentinels):
+            each.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        return client
+
+    def _join_cluster(self) -> None:
+        """A third of the silence for each node: one that hangs leaves time to ask the others."""
+        self._asked = True
+        shared = {**self._shared, "socket_timeout": self._shared["socket_timeout"] / 3}
+        self._cluster = RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in self._nodes.addresses],
+            require_full_coverage=False, max_connections=1, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 6),
+            retry_on_error=[], **shared,
+        )  # fmt: skip
+
+    def _of_node(self, node: ClusterNode) -> aioredis.Redis:
+        return aioredis.Redis(host=node.host, port=int(node.port), **{**self._plain, **self._shared})
 
 
-# redis-py 5.0 knows the errors of a Redis Cluster in its cluster client only
-
-
-def asked_of(error: BaseException) -> tuple[str, int] | None:
-    """The announced host and port of the node that imports the slot, if `error` says that the key is there or nowhere."""
-    is_ask = (isinstance(error, AskError) and not _is_moved(error)) or str(error).startswith("ASK ")
-    named = re.search(r"(\S*):(\d+)$", str(error)) if is_ask else None
-    return (named[1], int(named[2])) if named else None
-
-
-def _is_moved(error: BaseException) -> bool:
-    return isinstance(error, MovedError) or str(error).startswith("MOVED ")
-
-
-def is_of_another_master(error: BaseException) -> bool:
-    """True if another server is the master of the key, perhaps since a moment ago, or none is that this one knows."""
-    # Redis 7 begins its text with READONLY, and redis-py cuts it off; Redis 6 has it in the middle
-    is_down = isinstance(error, ClusterDownError) or str(error).startswith("CLUSTERDOWN ")
-    return is_down or _is_moved(error) or isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+async def closed(client: Any) -> None:
+    """Close a client or a subscription whose server may be gone."""
+    if client is not None:
+        try:
+            await client.aclose()
+        except BROKEN:
+            return
 
 
 def why(error: BaseException) -> str:
@@ -182,12 +212,12 @@ def why(error: BaseException) -> str:
     text, cause = str(error), error.__cause__ or error.__context__
     if isinstance(error, AttributeError):  # redis-py drops a lost connection's streams while somebody writes to them
         return "Connection closed in mid-command"
-    if _is_moved(error):
-        return _ONE_OF_SEVERAL
+    if isinstance(error, (MovedError, AskError, ClusterError)) or "Redis Cluster cannot be connected" in text:
+        text = f"{text or type(error).__name__} ({_SEVERAL})"
     if isinstance(error, MasterNotFoundError):
         text = text.partition(" : ")[0]  # the rest are redis-py's objects, with their addresses in memory
-    elif "@user_script" in text:  # the place in the script, which Redis 6 names first and Redis 7 last
+    elif isinstance(error, ReadOnlyError) or "@user_script" in text:  # the place in the script
         text = re.sub(r"^.*@user_script: ?\d+: -?| script: .*$", "", text)
-    elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:  # redis-py 5 gives its number only
+    elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:
         text = f"{text} {cause}"
-    return f"{type(error).__name__}: {text}"
+    return " ".join(f"{type(error).__name__}: {text}".split())

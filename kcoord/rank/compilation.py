@@ -18,7 +18,7 @@ from typing import TypeVar
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
-from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
+from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
 from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
@@ -31,10 +31,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PRIVATE = "its files are in a temporary directory of its process"
-
-
-class Overtaken(BaseException):
-    """Ends a hedge's compile whose files nobody needs any more. No compiler's or hook's guard may catch it."""
 
 
 class _Running(threading.local):
@@ -134,17 +130,10 @@ class Compilation:
 
     def raised(self, error: BaseException) -> None:
         """The compiler raised `error`: fail with its traceback, or give up if it is an interruption."""
-        if isinstance(error, Overtaken):
-            self._end("overtaken", lambda lead: self.context.client.give_up(lead, self.key))
-        elif isinstance(error, Exception) and interruption_in(error) is None:
+        if isinstance(error, Exception) and interruption_in(error) is None:
             self.fail("".join(traceback.format_exception(error)))
         else:
             self.give_up()
-
-    @property
-    def overtaken(self) -> bool:
-        """True if this is a hedge, and the first rank's artifact has landed."""
-        return self.lead is not None and self.lead.hedges and (self.home / MANIFEST_NAME).exists()
 
     def _moves(self, error: Exception | None, lost: bool) -> bool:
         """True if `staging` is `lost`, or its disk caused `error`: then it is another directory, without the staged files."""
@@ -217,8 +206,7 @@ class Compilation:
         if self.lead is not None:
             answer(self.lead)  # first: others wait
         shutil.rmtree(self.staging, ignore_errors=True)
-        if outcome != "overtaken":  # that request goes on, and is counted when it ends
-            self.context.ended(self, took)
+        self.context.ended(self, took)
 
     def _astray(self) -> str:
         """The contradiction between `target` and the staged files; empty if there is none."""

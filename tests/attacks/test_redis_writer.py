@@ -16,7 +16,7 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
-from kcoord.leases.redis_script import VERSION
+from kcoord.leases.redis import VERSION
 from kcoord.rank.client import Failed, Ready
 from kcoord.rank.coordinator import Coordinator
 from tests.support.agents import Node, in_thread, key_of, until
@@ -54,15 +54,10 @@ def _node(store: Path, server: RedisServer, **flags: str) -> Node:
     return made
 
 
-def _forge(server: RedisServer, name: str | CacheKey, **fields: str) -> None:
-    """Replace the lease of a key by a record that lasts for a year."""
+def _forge(server: RedisServer, name: str | CacheKey, value: str) -> None:
+    """Replace the value of a key by one that lasts for a year."""
     forged = key_of(name) if isinstance(name, str) else name
-    key = f"kcoord:{{default}}:lease:{VERSION}:{forged.digest}"
-    ends = (int(time.time()) + _A_YEAR) * 1_000_000
-    whole = {"numbers": f"7 {ends} {_A_YEAR * 1000} {ends}", **fields}
-    server.command("DEL", key)
-    server.command("HSET", key, *(word for pair in whole.items() for word in pair))
-    server.command("EXPIRE", key, str(_A_YEAR))
+    server.command("SET", f"kcoord:default:lease:{VERSION}:{forged.digest}", value, "EX", str(_A_YEAR))
 
 
 def _announced(store: Path, name: str) -> str:
@@ -77,7 +72,7 @@ def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
 ) -> None:
     forged = _announced(store, "other") if manifest == "of another artifact" else "0" * 64
     with _node(store, server) as node:
-        _forge(server, "ours", state="R", text=forged)
+        _forge(server, "ours", f"R{forged}")
         answer = node.claim(node.client(), "ours")
         assert isinstance(answer, Ready), "the leader finds the one that is there"
         assert node.read("ours") == "a kernel"
@@ -86,7 +81,7 @@ def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
 
 def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server: RedisServer) -> None:
     with _node(store, server) as node:
-        _forge(server, "new", state="R", text=_announced(store, "other"))
+        _forge(server, "new", f"R{_announced(store, 'other')}")
         client = node.client()
         lead = node.lead(client, "new")
         assert node.publish(client, lead, "new")
@@ -95,7 +90,7 @@ def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server
 
 def test_a_forged_failure_is_bounded_text_and_keeps_no_rank_from_compiling(store: Path, server: RedisServer) -> None:
     with _node(store, server) as node:
-        _forge(server, "new", state="F", text="\x1b[2J" + "x" * _LONG, where="evil\n" * _LONG)
+        _forge(server, "new", f"F{_A_YEAR}000\n" + "evil" * _LONG + "\n\x1b[2J" + "x" * _LONG)
         client = node.client()
         answer = node.claim(client, "new")
         assert isinstance(answer, Failed)
@@ -107,7 +102,7 @@ def test_a_forged_failure_is_bounded_text_and_keeps_no_rank_from_compiling(store
 def test_a_forged_failure_fails_no_rank_of_the_generic_api(store: Path, server: RedisServer) -> None:
     key = key_of("new")
     with _node(store, server) as node:
-        _forge(server, key.on(current_device(), Scope.DEVICE), state="F", text="no", where="evil")
+        _forge(server, key.on(current_device(), Scope.DEVICE), f"F{_A_YEAR}000\nevil\nno")
         ranks = [Coordinator(node.settings) for _ in range(3)]
 
         def write(staging: Path) -> None:
@@ -124,7 +119,7 @@ def test_a_forged_leader_is_waited_for_once_and_not_for_each_key(store: Path, se
     with _node(store, server, max_wait="2") as node:
         client, began = node.client(), time.monotonic()
         for number in range(4):
-            _forge(server, f"new {number}", state="L", token="evil", text="evil\x1b[2J" * 1000)
+            _forge(server, f"new {number}", f"Levil\n{_A_YEAR}000\n" + "evil\x1b[2J" * 1000)
             lead = node.lead(client, f"new {number}")
             assert node.publish(client, lead, f"new {number}")
         assert 1.5 < time.monotonic() - began < 4

@@ -28,7 +28,7 @@ from kcoord.files import sweep as sweep_module
 from kcoord.files.atomic import with_check
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
-from kcoord.leases.base import Lease
+from kcoord.leases.base import Lease, probe
 from kcoord.leases.files import FileLeases
 from kcoord.packs.exchange import decode_profile, export, import_artifacts
 from kcoord.packs.index import Use
@@ -503,7 +503,7 @@ def test_no_lease_file_is_made_through_a_link(root: Path, outside: Path, name: s
     async def ask() -> None:
         leases = FileLeases(root, ttl=10.0, limit=300.0, failure_ttl=10.0)
         with pytest.raises(LeaseUnavailable):
-            await leases.ping()
+            await probe(leases)
         with contextlib.suppress(LeaseUnavailable):
             await leases.acquire("a" * 64, "1", "node")
         await leases.close()

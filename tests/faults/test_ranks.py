@@ -132,7 +132,7 @@ class Cluster:
     def leases(self) -> list[bytes]:
         """The keys that are leased now, as Redis has it."""
         names = list(self._redis.scan_iter(match="kcoord:*:lease:*"))
-        return [n for n in names if self._redis.hget(n, "state") == b"L"]
+        return [n for n in names if (self._redis.get(n) or b"")[:1] == b"L"]
 
     def end(self) -> None:
         ranks, self._ranks = self._ranks, []

@@ -402,7 +402,10 @@ def test_what_cannot_be_compiled_here_is_said() -> None:
     traced = Recipe("tilelang", "nowhere", "f", {}, "cuda:90", 1.0, 0)
     assert compiled(traced.to_wire(), moved=True)[1].endswith("recorded on another GPU, for which alone it holds")
     other = Recipe("nobody", "nowhere", "f", {}, "cuda:90", 1.0, 0)
-    assert compiled(other.to_wire()) == ("failed", "nowhere.f for cuda:90: ValueError: no backend 'nobody'")
+    assert compiled(other.to_wire()) == (
+        "failed",
+        "nowhere.f for cuda:90: KcoordError: no compiler here has recipes of the kind 'nobody'",
+    )
 
 
 def a_start(tmp_path: Path) -> PoolStart:

@@ -29,7 +29,7 @@ NODES = 2
 RANKS = 2  # of a node
 TTL = 2.0  # seconds
 RECHECK = 1.8  # seconds; the least after which a waiter that nobody wakes asks again
-BACK_WITHIN = 10.0  # seconds after its return Redis coordinates again
+BACK_WITHIN = 20.0  # seconds after its return Redis coordinates again
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,6 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         compilation = self._compilation
         if compilation is None or self._coordinator is None:
             return self._put_natively(data, filename, binary)
-        abandoned_frames.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
         content = self._stored[filename] = data if isinstance(data, bytes) else str(data).encode()
         path = compilation.staging / filename
         try:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from kcoord.artifacts.store import Store
-from kcoord.leases.redis_script import VERSION
+from kcoord.leases.redis import VERSION
 from tests.cluster.k8s.conftest import AclServer
 from tests.cluster.k8s.manifests import checkout, objects, pods
 from tests.cluster.k8s.running import RunningPod
@@ -173,7 +173,7 @@ class Cluster:
         user, password = self.secrets["redis-url"].removeprefix("redis://").partition("@")[0].split(":")
         with redis.Redis.from_url(self.redis.url, username=user, password=password) as client:
             digests = [manifest.key.digest for manifest in self.store.manifests()]
-            return [d for d in digests if client.hget(f"kcoord:{{default}}:lease:{VERSION}:{d}", "state") == b"L"]
+            return [d for d in digests if (client.get(f"kcoord:default:lease:{VERSION}:{d}") or b"")[:1] == b"L"]
 
     def processes(self) -> list[psutil.Process]:
         """What of the pods still runs."""

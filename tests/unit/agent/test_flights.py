@@ -7,23 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from kcoord.agent.actions import (
+from kcoord.agent.flights import (
+    Acquire,
     Action,
-    Announce,
-    AskHedge,
-    AskLease,
+    Attempt,
     Claimant,
-    EndHedge,
     EndLease,
     FailLease,
-    Fetch,
-    Look,
+    Flights,
     Reply,
+    State,
+    Upload,
 )
-from kcoord.agent.flight import Attempt, State
-from kcoord.agent.flights import Flights
-from kcoord.leases import base as leases
-from kcoord.leases.base import Won
 from kcoord.protocol.messages import BUSY, Alone, Failed, Lead, Ready
 
 KEY = "key"
@@ -42,8 +37,7 @@ def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
     flights = new_flights(limit)
     for claimant in (A, *waiters):
         flights.claim(claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    (reply,) = flights.looked(KEY, 1, A.home, None, 0.0)
+    (reply,) = flights.may_compile(KEY, 1, 0.0)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
     assert reply.claimant is A
@@ -64,55 +58,6 @@ def lease_tasks(actions: list[Action]) -> list[Action]:
 # Claims.
 
 
-def test_the_first_claim_asks_for_the_lease() -> None:
-    flights = new_flights()
-    assert flights.claim(A, 0.0) == [AskLease(KEY, 1)]
-    assert [f.state for f in flights] == [State.ASKING]
-
-
-def landed_here(how: str) -> Flights:
-    """A node on which the artifact has landed at A's home."""
-    flights = new_flights()
-    if how == "published":
-        flights.landed(KEY, A.home)
-        return flights
-    flights.claim(A, 0.0)
-    if how == "found in the store":
-        flights.lease_answered(KEY, 1, Won(1), 0.0)
-        flights.looked(KEY, 1, A.home, "abc", 0.0)
-    else:
-        flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-        flights.fetched(KEY, 1, A.home)
-    return flights
-
-
-@pytest.mark.parametrize("how", ["published", "found in the store", "fetched"])
-def test_an_artifact_that_has_landed_on_this_node_is_ready_for_those_who_ask_later(how: str) -> None:
-    """They have looked before it landed, or have another home."""
-    flights = landed_here(how)
-    for claimant in (A, B, HURRIED):
-        assert flights.claim(claimant, 1.0) == [Reply(claimant, Ready("store"), A.home)]
-    assert list(flights) == []
-
-
-def test_an_artifact_that_a_rank_did_not_find_where_it_landed_is_forgotten() -> None:
-    flights = landed_here("published")
-    missed = flights.landing_of(KEY)[1]
-    assert flights.claim(replace(B, missed=missed), 1.0) == [AskLease(KEY, 2)]
-    assert flights.claim(C, 1.0) == [], "it waits, too"
-    flights.landed(KEY, B.home)
-    assert flights.claim(replace(D, missed=missed), 1.0) == [Reply(replace(D, missed=missed), Ready("store"), B.home)]
-    assert flights.claim(D, 1.0) == [Reply(D, Ready("store"), B.home)]
-
-
-def test_of_what_landed_on_this_node_a_bounded_number_is_remembered() -> None:
-    flights = new_flights()
-    for n in range(20_001):
-        flights.landed(f"{n}", A.home)
-    assert flights.claim(replace(B, key="0"), 0.0) == [AskLease("0", 20_002)]
-    assert flights.claim(replace(C, key="20000"), 0.0) == [Reply(replace(C, key="20000"), Ready("store"), A.home)]
-
-
 def test_a_second_claim_joins_the_flight_and_asks_nobody() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
@@ -125,7 +70,7 @@ def test_another_key_has_a_flight_of_its_own() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     other = Claimant(9, 9, "other", "/home/9", "rank 9", MAX_WAIT)
-    assert flights.claim(other, 0.0) == [AskLease("other", 2)]
+    assert flights.claim(other, 0.0) == [Acquire("other", 2, other.home)]
 
 
 def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
@@ -138,22 +83,18 @@ def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
 def test_a_failure_is_forgotten_after_its_time() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert flights.claim(B, 10.0 + FAILURE_TTL) == [AskLease(KEY, 2)]
+    assert flights.claim(B, 10.0 + FAILURE_TTL) == [Acquire(KEY, 2, B.home)]
 
 
-# The lease's answer.
+# What comes of acquiring.
 
 
-def test_the_lease_s_winner_looks_before_it_leaps() -> None:
+def test_an_artifact_that_another_node_announced_answers_all_who_wait() -> None:
     flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [Look(KEY, 1, A.home)]
-
-
-def test_an_artifact_that_is_announced_is_fetched() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
+    assert flights.claim(A, 0.0) == [Acquire(KEY, 1, A.home)]
+    flights.claim(B, 0.0)
+    assert flights.found(KEY, 1, A.home) == [Reply(A, Ready("store"), A.home), Reply(B, Ready("store"), A.home)]
+    assert list(flights) == []
 
 
 def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() -> None:
@@ -162,8 +103,14 @@ def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() 
         flights.claim(A, 0.0)
         if waited:
             flights.must_wait(KEY, 1, "node 2", 0.0)
-        flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-        assert flights.fetched(KEY, 1, A.home, packed=True) == [Reply(A, Ready(source), A.home)]
+        assert flights.found(KEY, 1, A.home, packed=True) == [Reply(A, Ready(source), A.home)]
+
+
+def test_an_artifact_that_the_lease_s_holder_found_is_announced_with_its_manifest() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.found(KEY, 1, A.home, "abc") == [Reply(A, Ready("store"), A.home), Upload(KEY, 1, A.home, "abc")]
+    assert list(flights) == []
 
 
 def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> None:
@@ -171,10 +118,7 @@ def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> 
     flights.claim(A, 0.0)
     flights.claim(B, 0.0)
     failure = Failed("no registers", "node 2")
-    assert flights.lease_answered(KEY, 1, leases.Failed("no registers", "node 2"), 0.0) == [
-        Reply(A, failure),
-        Reply(B, failure),
-    ]
+    assert flights.failed_elsewhere(KEY, 1, "no registers", "node 2", 0.0) == [Reply(A, failure), Reply(B, failure)]
     assert flights.claim(C, 1.0) == [Reply(C, failure)]
 
 
@@ -182,7 +126,7 @@ def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
@@ -190,23 +134,51 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     flights.claim(A, 0.0)
     flights.gone(A.owner, 0.0)
     flights.claim(B, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
-    assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
+    assert flights.found(KEY, 1, A.home, "abc") == []
+    assert flights.failed_elsewhere(KEY, 1, "log", "", 0.0) == []
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     (flight,) = flights
-    assert (flight.serial, flight.state) == (2, State.ASKING)
+    assert (flight.serial, flight.state, flight.remote) == (2, State.ACQUIRING, "")
 
 
-def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
+def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
+    flights, token = led_by_a(B)
+    (flight,) = flights
+    assert (flight.state, list(flight.waiters.values())) == (State.LEADING, [B])
+    assert flight.leader == Attempt(A, token, 0.0)
+
+
+def test_a_claim_that_comes_while_we_acquire_leads_in_place_of_one_that_left() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0)
-    assert [f.remote for f in flights] == ["node 2"]
-    flights.must_wait(KEY, 7, "node 3", 0.0)
-    assert [f.remote for f in flights] == ["node 2"]
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert [f.remote for f in flights] == [""]
-    assert flights.fetched(KEY, 1, A.home) == [Reply(A, Ready("wait"), A.home)]
+    flights.claim(B, 0.0)
+    flights.gone(A.owner, 0.0)
+    assert flights.may_compile(KEY, 1, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
+
+
+# Artifacts that have landed on this node.
+
+
+def test_a_rank_that_looked_a_moment_too_early_is_sent_to_what_has_landed() -> None:
+    flights, token = led_by_a()
+    flights.landing(KEY, token)
+    flights.landed(KEY, "/there")
+    for claimant in (B, HURRIED):
+        assert flights.claim(claimant, 0.0) == [Reply(claimant, Ready("store"), "/there", remembered=True)]
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.found(KEY, 1, A.home)
+    assert flights.claim(B, 0.0) == [Reply(B, Ready("store"), A.home, remembered=True)]
+
+
+def test_a_rank_that_did_not_find_what_has_landed_begins_a_flight() -> None:
+    flights, token = led_by_a()
+    flights.landing(KEY, token)
+    flights.landed(KEY, "/there")
+    again = replace(B, again=True)
+    assert flights.claim(again, 1.0) == [Acquire(KEY, 2, B.home)]
+    assert flights.claim(C, 1.0) == [], "nobody is sent there any more"
 
 
 # Claims that do not wait.
@@ -214,10 +186,9 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
 
 def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     flights = new_flights()
-    assert flights.claim(HURRIED, 0.0) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
+    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 1, HURRIED.home)]
     assert flights.claim(B, 0.0) == []
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
+    assert flights.may_compile(KEY, 1, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
     assert flights.landing(KEY, f"1.{HURRIED.id}")
     assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
 
@@ -227,14 +198,12 @@ def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does(
     busy = [Reply(HURRIED, BUSY)]
     flights.claim(A, 0.0)
     assert flights.claim(HURRIED, 0.0) == busy
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    assert flights.claim(HURRIED, 0.0) == busy
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.claim(HURRIED, 0.0) == busy
     flights.landing(KEY, f"1.{A.id}")
     assert flights.claim(HURRIED, 0.0) == busy
-    flights.landed(KEY, A.home)
-    assert flights.claim(HURRIED, 0.0) == [Reply(HURRIED, Ready("store"), A.home)]
+    flights.not_published(KEY, f"1.{A.id}", "disk full", 0.0)
+    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 2, HURRIED.home)]
 
 
 def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
@@ -250,7 +219,7 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_fli
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
@@ -260,40 +229,33 @@ def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_
     other = replace(HURRIED, id=5, owner=15)
     assert flights.claim(other, 1.9) == [Reply(other, BUSY)]
     assert list(flights) == []
-    assert flights.claim(other, 2.0) == [AskLease(KEY, 2)]
+    assert flights.claim(other, 2.0) == [Acquire(KEY, 2, other.home)]
 
 
 def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    assert flights.claim(A, 1.0) == [AskLease(KEY, 2)]
-    assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
+    assert flights.claim(A, 1.0) == [Acquire(KEY, 2, A.home)]
 
 
-@pytest.mark.parametrize(
-    "news", [Won(2), leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
-)
-def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
-    news: Won | leases.Ready | leases.Failed,
-) -> None:
+@pytest.mark.parametrize("news", ["may compile", "found", "failed", "landed"])
+def test_a_key_that_another_node_was_at_is_asked_after_again_once_there_is_news(news: str) -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
-    flights.lease_answered(KEY, 1, news, 0.5)
+    if news == "may compile":
+        flights.may_compile(KEY, 1, 0.5)
+    elif news == "found":
+        flights.found(KEY, 1, A.home)
+    elif news == "failed":
+        flights.failed_elsewhere(KEY, 1, "log", "node 2", 0.5)
+    else:
+        flights.landed(KEY, A.home)
     flights.gone(A.owner, 0.5)
-    flights.looked(KEY, 1, A.home, None, 0.5)
-    flights.fetched(KEY, 1, A.home)
     flights.tick(FAILURE_TTL + 1)
-    assert flights.claim(replace(HURRIED, missed=flights.landing_of(KEY)[1]), FAILURE_TTL + 1) == [AskLease(KEY, 2)]
-
-
-def test_what_this_node_landed_is_not_taken_to_be_under_way_elsewhere() -> None:
-    flights = new_flights()
-    flights.claim(HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    flights.landed(KEY, "/elsewhere")
-    assert flights.claim(replace(HURRIED, missed=flights.landing_of(KEY)[1]), 1.0) == [AskLease(KEY, 3)]
+    (action,) = flights.claim(replace(HURRIED, again=True), FAILURE_TTL + 1)
+    assert isinstance(action, Acquire)
 
 
 def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
@@ -312,8 +274,7 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
     flights.claim(B, 0.0)
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    flights.lease_answered(KEY, 1, Won(2), 1.0)
-    assert flights.looked(KEY, 1, A.home, None, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
+    assert flights.may_compile(KEY, 1, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
 def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
@@ -322,83 +283,7 @@ def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() 
     assert flights.claim(HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
-    assert flights.fetched(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
-
-
-def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_not_be_fetched() -> None:
-    flights = new_flights()
-    flights.claim(HURRIED, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
-
-
-# Looking and fetching.
-
-
-def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.claim(B, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
-    ready = (Ready("store"), A.home)
-    assert flights.looked(KEY, 1, A.home, "abc", 0.0) == [
-        Reply(A, *ready),
-        Reply(B, *ready),
-        Announce(KEY, 1, A.home, "abc"),
-    ]
-    assert list(flights) == []
-
-
-def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
-    flights, token = led_by_a(B)
-    (flight,) = flights
-    assert (flight.state, list(flight.waiters.values())) == (State.LEADING, [B])
-    assert flight.leader == Attempt(A, token, 0.0)
-
-
-def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
-    assert flights.gone(A.owner, 0.0) == []
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [EndLease(KEY, 1)]
-    assert list(flights) == []
-
-
-def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
-    flights.gone(A.owner, 0.0)
-    flights.claim(B, 0.0)
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
-
-
-def test_a_look_of_an_earlier_flight_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.looked(KEY, 1, "/home/1", "abc", 0.0) == []
-    assert flights.looked(KEY, 0, A.home, None, 0.0) == []
-    assert [f.leader and f.leader.claimant for f in flights] == [A]
-
-
-def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert [f.state for f in flights] == [State.ASKING]
-
-
-def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    flights.gone(A.owner, 0.0)
-    assert flights.fetched(KEY, 1, None) == []
-    assert list(flights) == []
-    assert flights.fetched(KEY, 1, "/home/1") == []
+    assert flights.found(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
 
 
 # Leading and landing.
@@ -408,7 +293,7 @@ def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
     flights, token = led_by_a(B, C)
     assert flights.landing(KEY, token)
     ready = (Ready("wait"), A.home)
-    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Announce(KEY, 1, A.home)]
+    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Upload(KEY, 1, A.home)]
     assert list(flights) == []
 
 
@@ -443,9 +328,9 @@ def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
 def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
     flights, token = led_by_a(B)
     actions = flights.landed(KEY, "/elsewhere")
-    assert actions == [Reply(B, Ready("wait"), "/elsewhere"), Announce(KEY, 0, "/elsewhere")]
+    assert actions == [Reply(B, Ready("wait"), "/elsewhere"), Upload(KEY, 0, "/elsewhere")]
     assert flights.landing(KEY, token)
-    assert flights.landed(KEY, A.home) == [Announce(KEY, 1, A.home)]
+    assert flights.landed(KEY, A.home) == [Upload(KEY, 1, A.home)]
 
 
 def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
@@ -453,23 +338,21 @@ def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
     flights.claim(A, 0.0)
     assert flights.landed(KEY, "/elsewhere") == [
         Reply(A, Ready("wait"), "/elsewhere"),
-        Announce(KEY, 1, "/elsewhere"),
+        Upload(KEY, 1, "/elsewhere"),
     ]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
     flights = new_flights()
-    assert flights.landed(KEY, "/elsewhere") == [Announce(KEY, 1, "/elsewhere")]
-    assert flights.claim(A, 0.0) == [Reply(A, Ready("store"), "/elsewhere")]
+    assert flights.landed(KEY, "/elsewhere") == [Upload(KEY, 1, "/elsewhere")]
 
 
 def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
     flights.landed(KEY, "/elsewhere")
-    assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere")]
-    assert flights.claim(replace(B, missed=flights.landing_of(KEY)[1]), 1.0) == [AskLease(KEY, 3)]
+    assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere", remembered=True)]
 
 
 def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
@@ -485,7 +368,7 @@ def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() 
     flights.landing(KEY, token)
     alone = Alone("disk full")
     assert flights.not_published(KEY, token, "disk full", 0.0) == [Reply(B, alone), Reply(C, alone), EndLease(KEY, 1)]
-    assert flights.claim(B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
+    assert flights.claim(B, 0.0) == [Acquire(KEY, 2, B.home)], "nothing is remembered"
 
 
 def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
@@ -634,7 +517,7 @@ def test_if_the_one_that_went_ahead_dies_the_next_one_does_and_the_bound_stays()
 
 def test_one_that_went_ahead_and_leads_since_is_not_followed_by_another() -> None:
     flights, token = overdue_flight()
-    assert flights.gone(A.owner, MAX_WAIT + 1) == [EndHedge(KEY, 1)]
+    assert flights.gone(A.owner, MAX_WAIT + 1) == []
     assert flights.tick(MAX_WAIT + 2) == []
     assert flights.landing(KEY, token)
 
@@ -664,15 +547,14 @@ def test_threads_of_the_leader_s_own_process_compile_when_they_have_waited_for_l
 def test_after_a_long_wait_for_another_node_one_waiter_compiles_and_goes_on_listening() -> None:
     flights = waiting_for("node 2", A, B)
     assert flights.tick(MAX_WAIT) == [Reply(A, Lead("1.1", hedges=True), late="node 2")]
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), MAX_WAIT + 1) == [Fetch(KEY, 1, B.home, "abc")]
-    assert answered(flights.fetched(KEY, 1, B.home)) == {B.id: (Ready("wait"), B.home)}
+    assert answered(flights.found(KEY, 1, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
 def test_the_second_wait_for_another_node_is_bounded_and_the_flight_ends_with_its_last_compile() -> None:
     flights = waiting_for("node 2", A, B)
     flights.tick(MAX_WAIT)
     assert alone(flights.tick(2 * MAX_WAIT)) == {B.id}
-    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndLease(KEY, 1)]
     assert not list(flights)
 
 
@@ -694,7 +576,6 @@ def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurr
 def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -> None:
     flights = waiting_for("node 2", SLOW_A)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
     flights.claim(replace(B, key="other"), SLOW)
     assert flights.must_wait("other", 2, "node 2", SLOW) == []
     flights.tick(MAX_WAIT)
@@ -702,12 +583,11 @@ def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -
     assert flights.must_wait("third", 3, "node 3", MAX_WAIT) == []
 
 
-def test_a_lease_that_takes_too_long_to_ask_for_lets_one_rank_compile() -> None:
+def test_a_store_that_takes_too_long_lets_one_rank_compile_and_the_look_goes_on() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.lease_answered(KEY, 1, Won(1), MAX_WAIT) == [Look(KEY, 1, A.home)]
-    assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == [EndHedge(KEY, 1)]
+    assert flights.may_compile(KEY, 1, MAX_WAIT) == []
     assert flights.landing(KEY, "1.1")
 
 
@@ -730,17 +610,17 @@ def test_an_unforeseen_error_lets_the_waiters_go() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     flights.claim(B, 0.0)
-    actions = flights.derailed(1)
+    actions = flights.derailed(KEY, 1)
     assert set(answered(actions)) == {A.id, B.id}
     assert all(isinstance(t, Alone) for t in answered(actions).values())
     assert lease_tasks(actions) == [EndLease(KEY, 1)]
     assert list(flights) == []
 
 
-def test_an_unforeseen_error_of_an_errand_does_not_stop_a_leader() -> None:
+def test_an_unforeseen_error_of_a_lease_task_does_not_stop_a_leader() -> None:
     flights, token = led_by_a(B)
-    assert flights.derailed(1) == []
-    assert flights.derailed(9) == []
+    assert flights.derailed(KEY, 1) == []
+    assert flights.derailed(KEY, 9) == []
     assert flights.landing(KEY, token)
 
 
@@ -749,21 +629,19 @@ SLOW_A, SLOW_B, SLOW_C = (replace(c, slow_after=lambda: SLOW) for c in (A, B, C)
 
 
 def slow_flight() -> Flights:
-    """A leads, B and C wait, and the right to hedge has been asked for."""
+    """A leads, B and C wait, and the moment has come to hedge."""
     flights = new_flights()
     for claimant in (SLOW_A, SLOW_B, SLOW_C):
         flights.claim(claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW - 0.1) == []
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
     return flights
 
 
 def hedged_flight() -> tuple[Flights, str, str]:
     """A leads, B hedges, C waits; the leader's token and the hedge's."""
     flights = slow_flight()
-    (reply,) = flights.hedge_answered(KEY, 1, True, SLOW)
+    (reply,) = flights.tick(SLOW)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
     assert reply.claimant is SLOW_B
@@ -780,22 +658,19 @@ def test_a_slow_compile_is_hedged_by_the_first_who_waits() -> None:
     assert flights.tick(SLOW + 1) == []
 
 
-def test_the_right_to_hedge_is_asked_for_once_at_a_time() -> None:
+def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
     flights = slow_flight()
-    assert flights.tick(5 * SLOW) == []
-    assert flights.hedge_answered(KEY, 1, False, 5 * SLOW) == []
-    assert flights.tick(6 * SLOW - 0.1) == []
-    assert flights.tick(6 * SLOW) == [AskHedge(KEY, 1)]
+    assert flights.tick(2 * SLOW, may_hedge=False) == []
+    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     flights = new_flights()
     flights.claim(SLOW_A, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(2 * SLOW) == []
     flights.claim(SLOW_B, 2 * SLOW)
-    assert flights.tick(2 * SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
@@ -803,19 +678,17 @@ def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     flights = new_flights()
     flights.claim(replace(A, slow_after=lambda: known[0]), 0.0)
     flights.claim(B, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW) == []
     known[0] = SLOW
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
         flights.claim(claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW) == []
 
 
@@ -824,10 +697,8 @@ def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 1.0)
     assert flights.tick(SLOW) == []
-    assert flights.tick(1.0 + SLOW) == [AskHedge(KEY, 1)]
-    actions = flights.hedge_answered(KEY, 1, True, 1.0 + SLOW)
-    assert answered(actions) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert answered(flights.tick(1.0 + SLOW)) == {A.id: Lead("1.1", hedges=True)}
+    assert flights.landed(KEY, "/there") == [Upload(KEY, 1, "/there")]
     assert not list(flights)
 
 
@@ -836,7 +707,7 @@ def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_comp
     flights.claim(SLOW_A, 0.0)
     for heard in (0.0, SLOW / 2, SLOW - 0.1):
         flights.must_wait(KEY, 1, "node 2", heard)
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(SLOW)) == {A.id: Lead("1.1", hedges=True)}
 
 
 def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
@@ -844,17 +715,8 @@ def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> N
     flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
-    assert flights.gone(A.owner, SLOW) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert flights.gone(A.owner, SLOW) == [EndLease(KEY, 1)]
     assert not list(flights)
-
-
-def test_the_right_to_hedge_that_comes_too_late_is_given_back() -> None:
-    flights = slow_flight()
-    flights.landed(KEY, "/there")
-    assert flights.hedge_answered(KEY, 1, True, SLOW) == [EndHedge(KEY, 1)]
-    assert flights.hedge_answered("another", 9, True, SLOW) == [EndHedge("another", 9)]
-    assert flights.hedge_answered(KEY, 1, False, SLOW) == []
 
 
 def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
@@ -862,7 +724,7 @@ def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() 
     assert flights.landing(KEY, hedge_token)
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
+    assert lease_tasks(actions) == [Upload(KEY, 0, "/there")]
     assert flights.landing(KEY, token)
 
 
@@ -870,19 +732,18 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     flights, token, hedge_token = hedged_flight()
     flights.landing(KEY, hedge_token)
     flights.landed(KEY, "/there")
-    assert flights.claim(D, SLOW) == [Reply(D, Ready("wait"), "/there")]
-    assert flights.claim(HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
-    assert flights.claim(replace(D, missed=flights.landing_of(KEY)[1]), SLOW) == [], "it was there, and is gone"
-    assert flights.claim(B, SLOW) == []
+    for claimant in (D, HURRIED):
+        assert flights.claim(claimant, SLOW) == [Reply(claimant, Ready("wait"), "/there", remembered=True)]
+    assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
     assert flights.landing(KEY, token)
-    assert set(answered(flights.landed(KEY, A.home))) == {D.id, B.id}
+    assert set(answered(flights.landed(KEY, A.home))) == {D.id}
 
 
 def test_what_the_leader_lands_ends_the_hedge() -> None:
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, token)
     actions = flights.landed(KEY, "/there")
-    assert lease_tasks(actions) == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
     assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
@@ -904,11 +765,9 @@ def test_a_hedge_that_does_not_get_there_is_followed_by_another_later(how: str) 
     else:
         flights, now = hedged_and_patient(), SLOW + LIMIT + 1
         actions = flights.tick(now)
-        assert actions[0] == EndHedge(KEY, 1)
-        return
-    assert actions == [EndHedge(KEY, 1)]
+    assert actions == []
     assert flights.tick(now + SLOW - 0.1) == []
-    assert flights.tick(now + SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(now + SLOW)) == {C.id: Lead("1.3", hedges=True)}
 
 
 def hedged_and_patient() -> Flights:
@@ -918,7 +777,6 @@ def hedged_and_patient() -> Flights:
         flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
     return flights
 
 
@@ -930,7 +788,7 @@ def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
         "given up": lambda: flights.given_up(KEY, token, SLOW + 1),
         "stalled": lambda: flights.stalled(KEY, token, SLOW + 1),
     }[how]()
-    assert actions == [EndHedge(KEY, 1)]
+    assert actions == []
     flight = flights.get(KEY)
     assert flight is not None
     assert (flight.leader, flight.hedge) == (Attempt(SLOW_B, hedge_token, SLOW), None)
@@ -948,10 +806,10 @@ def test_a_hedge_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
 def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them() -> None:
     flights, _, hedge_token = hedged_flight()
     assert flights.landing(KEY, hedge_token)
-    assert flights.gone(A.owner, SLOW + 1) == [EndHedge(KEY, 1)]
+    assert flights.gone(A.owner, SLOW + 1) == []
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
+    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
     assert not list(flights), "it compiles nothing any more"
 
 
@@ -986,7 +844,6 @@ def test_a_new_leader_is_not_hedged_for_the_slowness_of_the_one_before() -> None
     flight = flights.get(KEY)
     assert flight is not None
     assert flight.leader is not None
-    flights.stalled(KEY, flight.leader.token, SLOW + 1)
-    assert flights.hedge_answered(KEY, 1, True, SLOW + 2) == [EndHedge(KEY, 1)]
-    assert flights.tick(2 * SLOW + 0.9) == []
-    assert flights.tick(2 * SLOW + 1) == [AskHedge(KEY, 1)]
+    flights.stalled(KEY, flight.leader.token, SLOW - 1)
+    assert flights.tick(2 * SLOW - 1.1) == []
+    assert answered(flights.tick(2 * SLOW - 1)) == {C.id: Lead("1.3", hedges=True)}

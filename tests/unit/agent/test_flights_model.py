@@ -14,11 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kcoord.agent import actions as act
-from kcoord.agent.actions import Claimant
-from kcoord.agent.flight import Flight, State
-from kcoord.agent.flights import Flights
-from kcoord.leases.base import Failed, Ready, Won
+from kcoord.agent import flights as act
+from kcoord.agent.flights import Claimant, Flight, Flights, State
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
@@ -35,31 +32,26 @@ class Server:
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
     unanswered: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
-    asking: dict[int, str] = field(default_factory=dict)
-    cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
-    looking: dict[int, str] = field(default_factory=dict)
-    fetching: dict[int, str] = field(default_factory=dict)
-    held: dict[int, str] = field(default_factory=dict)  # leases that were won and not ended
+    acquiring: dict[int, str] = field(default_factory=dict)
+    cancelled: dict[int, str] = field(default_factory=dict)  # was acquiring; the answer may be under way all the same
+    held: dict[int, str] = field(default_factory=dict)  # rights to compile that were given and not ended
     tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
     leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
     hedges: dict[str, str] = field(default_factory=dict)  # key → the token that hedges now
-    hedging: dict[int, str] = field(default_factory=dict)  # the right to hedge is asked for
-    rights: dict[int, str] = field(default_factory=dict)  # … was won and not ended
     publishing: list[tuple[str, str]] = field(default_factory=list)  # keys and tokens; "" hands in without leading
 
     # Events.
 
     def claim(self, owner: int, key: str, home: str, waits: bool = True, again: bool = False) -> None:
         number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
-        missed = self.flights.landing_of(key)[1] if again else 0
-        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, lambda: SLOW, missed)
+        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, lambda: SLOW, again)
         self.claimed[claimant.id] = claimant
         self.unanswered.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()
         self.do(self.flights.claim(claimant, self.now))
         if under_way and not waits:
             assert claimant.id not in self.unanswered, "a claim that does not wait joined a flight"
-            assert missed or self.picture() == before
+            assert self.picture() == before
 
     def owner_gone(self, owner: int) -> None:
         self.gone.add(owner)
@@ -73,35 +65,26 @@ class Server:
         """The tokens whose files are being published."""
         return {attempt.token for flight in self.flights for attempt in flight.attempts() if attempt.lands}
 
-    def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
-        key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
-        if isinstance(answer, Won):
+    def acquired(self, serial: int, answer: str) -> None:
+        key = self.acquiring.pop(serial, "") or self.cancelled.pop(serial)
+        if answer == "may compile":
             self.held[serial] = key
-        self.do(self.flights.lease_answered(key, serial, answer, self.now))
+            self.do(self.flights.may_compile(key, serial, self.now))
+        elif answer == "failed":
+            self.do(self.flights.failed_elsewhere(key, serial, "log", "node 2", self.now))
+        else:
+            manifest = "manifest" if answer == "found" else None
+            self.do(self.flights.found(key, serial, "/found", manifest))
 
     def wait(self, serial: int) -> None:
-        key = self.asking.get(serial) or self.cancelled[serial]
+        key = self.acquiring.get(serial) or self.cancelled[serial]
         before, unanswered = self.picture(), set(self.unanswered)
         flight = self.flights.get(key)
         in_vain = "node 2" in self.flights.overdue and flight is not None and flight.serial == serial
         self.do(self.flights.must_wait(key, serial, "node 2", self.now, self.now + BUSY_FOR))
-        assert not in_vain or flight.state is not State.ASKING or flight.hedge, "it is waited for again"
+        assert not in_vain or flight.state is not State.ACQUIRING or flight.hedge, "it is waited for again"
         if self.unanswered == unanswered:
             assert self.picture() == before
-
-    def looked(self, serial: int, found: bool) -> None:
-        key = self.looking.pop(serial)
-        self.do(self.flights.looked(key, serial, "/found", "manifest" if found else None, self.now))
-
-    def fetched(self, serial: int, found: bool) -> None:
-        key = self.fetching.pop(serial)
-        self.do(self.flights.fetched(key, serial, "/found" if found else None))
-
-    def hedge(self, serial: int, won: bool) -> None:
-        key = self.hedging.pop(serial)
-        if won:
-            self.rights[serial] = key
-        self.do(self.flights.hedge_answered(key, serial, won, self.now))
 
     def works(self, key: str, token: str) -> None:
         self.flights.works(key, token)
@@ -156,9 +139,7 @@ class Server:
 
     def derail(self, serial: int) -> None:
         """This flight's task ended in an unforeseen error, and reports nothing."""
-        for tasks in (self.asking, self.looking, self.fetching):
-            tasks.pop(serial, None)
-        self.do(self.flights.derailed(serial))
+        self.do(self.flights.derailed(self.acquiring.pop(serial), serial))
 
     # What follows from them.
 
@@ -175,27 +156,14 @@ class Server:
         for action in actions:
             if isinstance(action, act.Reply):
                 self.answered(action)
-            elif isinstance(action, act.AskLease):
-                assert action.serial not in self.asking, "the lease is asked for twice"
+            elif isinstance(action, act.Acquire):
+                assert action.serial not in self.acquiring, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
-                self.asking[action.serial] = action.key
-            elif isinstance(action, act.Look):
-                assert action.serial in self.held, "the store is looked at without the lease"
-                assert action.serial not in self.looking
-                self.looking[action.serial] = action.key
-            elif isinstance(action, act.Fetch):
-                assert action.serial not in self.fetching
-                self.fetching[action.serial] = action.key
-            elif isinstance(action, act.AskHedge):
-                assert action.serial not in self.hedging, "the right to hedge is asked for twice"
-                assert action.serial not in self.rights, "a right that is held is asked for"
-                self.hedging[action.serial] = action.key
-            elif isinstance(action, act.EndHedge):
-                self.rights.pop(action.serial, None)  # one that went ahead since the leader was overdue has none
+                self.acquiring[action.serial] = action.key
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
-                if action.serial in self.asking and not isinstance(action, act.FailLease):
-                    self.cancelled[action.serial] = self.asking.pop(action.serial)
+                if action.serial in self.acquiring and not isinstance(action, act.FailLease):
+                    self.cancelled[action.serial] = self.acquiring.pop(action.serial)
         self.check()
 
     def answered(self, reply: act.Reply) -> None:
@@ -217,7 +185,7 @@ class Server:
         flights = list(self.flights)
         assert len({f.key for f in flights}) == len(flights)
         self.leads, self.hedges = {}, {}
-        waiting, hedged = list[int](), set[int]()
+        waiting = list[int]()
         for flight in flights:
             for number, waiter in flight.waiters.items():
                 assert number == waiter.id
@@ -227,15 +195,11 @@ class Server:
                 self.leads[flight.key] = flight.leader.token
             if flight.hedge is not None:
                 self.hedges[flight.key] = flight.hedge.token
-                hedged.add(flight.serial)
         assert sorted(waiting) == sorted(self.unanswered), "a claim is lost, or in two places"
         for flight in flights:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
         assert self.held.keys() <= alive, "a lease that was won is held by no flight"
-        assert self.rights.keys() <= hedged, "a right without a hedge"
-        due = {f.serial for f in flights if f.overdue is not None}
-        assert hedged <= self.rights.keys() | due, "a hedge without the right to it"
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
@@ -249,25 +213,15 @@ class Server:
                 assert self.now - attempt.since <= LIMIT
         assert len({attempt.token for attempt in attempts}) == len(attempts)
         if flight.leader is None:
-            task = {
-                State.ASKING: self.asking,
-                State.LOOKING: self.looking,
-                State.FETCHING: self.fetching,
-            }
-            assert flight.serial in task[flight.state], "a flight waits for a task that nobody runs"
-        if flight.key in self.flights._homes:
-            assert flight.leader is not None
-            assert not flight.waiters, "somebody waits for what is there"
-            assert flight.hedge is None
+            assert flight.serial in self.acquiring, "a flight waits for a task that nobody runs"
         if flight.state is not State.LANDING:
-            looks = flight.state in (State.LOOKING, State.FETCHING)
-            assert flight.waiters or flight.leader or flight.hedge or looks
+            assert flight.waiters or flight.leader or flight.hedge
         for number, waiter in enumerate(flight.waiters.values()):
             if not waiter.waits:
                 assert number == 0, "a claim that does not wait queues"
                 assert flight.leader is None, "a claim that does not wait waits for a compile on this node"
                 assert not flight.remote, "a claim that does not wait waits for a compile on another node"
-        if flight.state in (State.LOOKING, State.LEADING, State.LANDING):
+        if flight.leader is not None:
             assert flight.serial in self.held, "a flight leads without its lease"
 
     def picture(self) -> object:
@@ -276,7 +230,7 @@ class Server:
             (f.key, f.serial, f.state, tuple(f.waiters), f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
             for f in self.flights
         ]
-        return flights, copy.copy(self.flights._failures), copy.copy(self.flights._homes)
+        return flights, copy.copy(self.flights._failures)
 
     def finish(self) -> Iterator[None]:
         """Every task ends in the worst way, and time passes: then every claim was answered, and nothing is left.
@@ -285,17 +239,11 @@ class Server:
         """
         ticks = len(self.claimed) + 2
         while ticks >= 0:
-            if self.hedging:
-                self.hedge(next(iter(self.hedging)), won=True)
-            elif self.asking or self.cancelled:
-                self.lease(next(iter(self.asking or self.cancelled)), Won(1))
-            elif self.looking:
-                self.looked(next(iter(self.looking)), found=False)
-            elif self.fetching:
-                self.fetched(next(iter(self.fetching)), found=False)
+            if self.acquiring or self.cancelled:
+                self.acquired(next(iter(self.acquiring or self.cancelled)), "may compile")
             elif self.publishing:
                 self.published(0, well=False)
-            elif self.unanswered or self.held or self.rights or list(self.flights):
+            elif self.unanswered or self.held or list(self.flights):
                 self.tick(max(LIMIT, 2 * PATIENCE * MAX_WAIT) + 1)
                 ticks -= 1
             else:
@@ -303,13 +251,12 @@ class Server:
             yield
         assert not self.unanswered, "a claim is never answered"
         assert not self.held, "a lease is held for ever"
-        assert not self.rights, "the right to hedge is held for ever"
         raise AssertionError("a flight never ends")
 
 
 OWNERS = range(5)
 KEYS = ("a", "b")
-answers: st.SearchStrategy[Any] = st.sampled_from([Won(1), Won(2), Won(3), Ready("m"), Failed("log", "node 2")])
+ANSWERS = ("may compile", "found", "announced", "failed")
 
 
 class RandomServer(RuleBasedStateMachine):
@@ -334,50 +281,31 @@ class RandomServer(RuleBasedStateMachine):
         self.server.owner_gone(owner)
         self.server.gone.discard(owner)  # its number is used again, by a process that has claimed nothing yet
 
-    @rule(data=st.data(), answer=answers)
-    def lease(self, data: st.DataObject, answer: Won | Ready | Failed) -> None:
-        outstanding = [*self.server.asking, *self.server.cancelled]
+    @rule(data=st.data(), answer=st.sampled_from(ANSWERS))
+    def acquired(self, data: st.DataObject, answer: str) -> None:
+        outstanding = [*self.server.acquiring, *self.server.cancelled]
         if outstanding:
-            self.server.lease(data.draw(st.sampled_from(outstanding)), answer)
+            self.server.acquired(data.draw(st.sampled_from(outstanding)), answer)
 
     @rule(data=st.data())
     def wait(self, data: st.DataObject) -> None:
-        outstanding = [*self.server.asking, *self.server.cancelled]
+        outstanding = [*self.server.acquiring, *self.server.cancelled]
         if outstanding:
             self.server.wait(data.draw(st.sampled_from(outstanding)))
-
-    @rule(data=st.data(), found=st.booleans())
-    def looked(self, data: st.DataObject, found: bool) -> None:
-        if self.server.looking:
-            self.server.looked(data.draw(st.sampled_from(list(self.server.looking))), found)
-
-    @rule(data=st.data(), found=st.booleans())
-    def fetched(self, data: st.DataObject, found: bool) -> None:
-        if self.server.fetching:
-            self.server.fetched(data.draw(st.sampled_from(list(self.server.fetching))), found)
 
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def take_off(self, key: str, owners: list[int]) -> None:
         """The usual way: three ranks ask, nobody has it, the first one leads."""
         for owner in owners[:3]:
-            self.server.claim(owner, key, f"/home/{owner}", again=True)
-        for serial in [s for s, k in self.server.asking.items() if k == key]:
-            self.server.lease(serial, Won(1))
-        for serial in [s for s, k in self.server.looking.items() if k == key]:
-            self.server.looked(serial, found=False)
-
-    @rule(data=st.data(), won=st.booleans())
-    def hedge(self, data: st.DataObject, won: bool) -> None:
-        if self.server.hedging:
-            self.server.hedge(data.draw(st.sampled_from(list(self.server.hedging))), won)
+            self.server.claim(owner, key, f"/home/{owner}")
+        for serial in [s for s, k in self.server.acquiring.items() if k == key]:
+            self.server.acquired(serial, "may compile")
 
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def slow(self, key: str, owners: list[int]) -> None:
         """A leader, here or on another node, who takes long, and a waiter who goes ahead."""
         self.take_off(key, owners)
         self.server.tick(SLOW + 1)
-        for serial in [s for s, k in self.server.hedging.items() if k == key]:
-            self.server.hedge(serial, won=True)
 
     @rule(data=st.data(), key=st.sampled_from(KEYS))
     def works(self, data: st.DataObject, key: str) -> None:
@@ -410,9 +338,8 @@ class RandomServer(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def derail(self, data: st.DataObject) -> None:
-        serials = [*self.server.asking, *self.server.looking, *self.server.fetching]
-        if serials:
-            self.server.derail(data.draw(st.sampled_from(serials)))
+        if self.server.acquiring:
+            self.server.derail(data.draw(st.sampled_from(list(self.server.acquiring))))
 
     @invariant()
     def holds(self) -> None:
@@ -444,16 +371,10 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     made = len(server.claimed)
     if made < 3:
         events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
-        if "a" in server.flights._homes:
-            events.append(("claim", (made, "a", f"/home/{made}", True, True)))
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
-    for serial in [*server.asking, *server.cancelled]:
-        events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
+    for serial in [*server.acquiring, *server.cancelled]:
+        events += [("acquired", (serial, answer)) for answer in ANSWERS]
         events.append(("wait", (serial,)))
-    for serial in server.looking:
-        events += [("looked", (serial, True)), ("looked", (serial, False))]
-    for serial in server.fetching:
-        events += [("fetched", (serial, True)), ("fetched", (serial, False))]
     for token in server.tokens:
         events += [("fail", ("a", token)), ("give_up", ("a", token)), ("stall", ("a", token))]
         if any(token == a.token and not a.works for f in server.flights for a in f.attempts()):
@@ -464,9 +385,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events.append(("landing", ("a", "foreign")))
     for index in range(len(server.publishing)):
         events += [("published", (index, True)), ("published", (index, False))]
-    for serial in server.hedging:
-        events += [("hedge", (serial, True)), ("hedge", (serial, False))]
-    events += [("derail", (s,)) for s in (*server.asking, *server.looking, *server.fetching)]
+    events += [("derail", (s,)) for s in server.acquiring]
     if server.now < 80:
         events += [("tick", (20.0,))]
     return events
@@ -475,37 +394,31 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
 def fingerprint(server: Server) -> int:
     """Equal for two orders of events after which everything that can happen is the same: a hash of 64 bits."""
     failure = server.flights._failures.get("a")
+    landed = server.flights._landed.get("a")
     elsewhere = server.flights._elsewhere.get("a", 0.0)
     flight = server.flights.get("a")
     state = (
         flight and (
             flight.serial,
-            flight.step,
             *[(w.id, w.waits) for w in flight.waiters.values()],
             *[a and (a.claimant.id, a.token, a.since, a.lands, a.works) for a in (flight.leader, flight.hedge)],
-            flight.manifest,
             flight.waited,
             flight.remote,
-            flight.hedge_due,
-            flight.hedge_asked,
+            flight.hedge_from,
             flight.overdue,
         ),
         failure and failure.until,
-        server.flights._homes.get("a"),
+        landed,
         elsewhere if elsewhere > server.now else None,
         tuple(server.flights.overdue),
         server.flights._serial,
         server.now,
         tuple([c.deadline for c in server.claimed.values()]),
         frozenset(server.gone),
-        tuple(server.asking),
+        tuple(server.acquiring),
         tuple(server.cancelled),
-        tuple(server.looking),
-        tuple(server.fetching),
         tuple(server.tokens),
         tuple(server.publishing),
-        tuple(server.hedging),
-        tuple(server.rights),
     )  # fmt: skip
     return hash(state)
 

@@ -16,7 +16,7 @@ BY_PATH = re.compile(r"rmtree\(|\.(unlink|rmdir|rename|replace)\((?!.*\")")
 ON_THE_NODE = {
     "cli/jobs.py", "cli/keys.py", "keys/tools/machine_cache.py", "protocol/endpoint.py", "rank/compilation.py", "rank/staging.py",
     "retention/local_collector.py", "telemetry/ledger.py", "telemetry/span_files.py", "artifacts/local.py",
-    "transfer/bundle.py", "transfer/packs_here.py", "files/sweep.py", "backends/cc/backend.py",
+    "packs/exchange.py", "packs/pack_files.py", "files/sweep.py", "backends/cc/adapter.py",
     "backends/ninetoothed/files.py", "default_dir.py", "keys/function/unimported.py",
 }  # fmt: skip
 """Files whose calls by path are of directories of this user's own."""

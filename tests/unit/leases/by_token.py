@@ -13,7 +13,7 @@ class ByToken:
 
     def lease(self, key: str, token: str) -> Lease:
         if (key, token) not in self._leases:
-            self._leases[key, token] = Lease(self.service, key, token, token)
+            self._leases[key, token] = Lease(self.service, key, token, token, self.service._limit)  # type: ignore[attr-defined]
         return self._leases[key, token]
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
@@ -33,6 +33,3 @@ class ByToken:
 
     async def release(self, key: str, token: str) -> bool:
         return await self.lease(key, token).release()
-
-    async def ping(self) -> None:
-        await self.service.ping()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Lease, Ready, Wait, await_turn
+from kcoord.leases.base import Lease, Ready, Wait, await_turn, probe
 from kcoord.leases.files import FileLeases
 from tests.unit.leases.by_token import ByToken
 
@@ -82,7 +82,7 @@ async def _obey(service: ByToken, words: list[str]) -> Any:
     if command == "ready":
         return await service.ready(key, *rest)
     if command == "ping":
-        return await service.ping()
+        return await probe(service.service)
     if command == "lead":  # so many times; the intervals in which it did
         led = []
         for n in range(int(rest[0])):
@@ -102,7 +102,7 @@ async def _obey(service: ByToken, words: list[str]) -> Any:
 
 
 def _told(answer: object) -> list[Any]:
-    facts = {Lease: ("fence", "holder"), Ready: ("manifest",), Wait: ("holder", "ttl")}.get(type(answer), ())
+    facts = {Lease: ("token", "holder"), Ready: ("manifest",), Wait: ("holder", "ttl")}.get(type(answer), ())
     return [type(answer).__name__, *(getattr(answer, f) for f in facts)]
 
 

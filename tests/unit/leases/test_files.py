@@ -22,8 +22,8 @@ from filelock.version import version_tuple as FILELOCK
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases import file_threads, lease_files
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, await_turn
+from kcoord.leases import lease_files
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait, await_turn, probe
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles
 from kcoord.testing.leases import BOUND, TTL, LeaseConformance, eventually, some_key, waiting, won
@@ -122,7 +122,9 @@ async def test_a_holder_whose_host_has_vanished_is_followed_when_its_ttl_has_run
             began = time.monotonic()
             path_of(store, "lease", key).write_bytes(marker_of_another_host(ttl))
             waits: list[Wait] = []
-            answer = await asyncio.wait_for(await_turn(service, key, "b", "host-b", on_wait=waits.append), BOUND)
+            answer = await asyncio.wait_for(
+                await_turn(service, key, "b", "host-b", stays=lambda w: waits.append(w) is None), BOUND
+            )
             took = time.monotonic() - began
             assert isinstance(answer, Lease)
             assert waits[0].holder == "vanished"
@@ -142,9 +144,10 @@ async def test_a_vanished_holder_is_followed_where_names_cannot_be_exchanged(
     monkeypatch.setattr("filelock._soft.exchange_supported", lambda: False, raising=False)
     async with leases_in(store, ttl=TTL) as service:
         path_of(store, "lease").write_bytes(marker_of_another_host(TTL))
-        assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
-        assert await service.held[_KEY, "b"].renew()
-        await service.held[_KEY, "b"].release()
+        lease = await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND)
+        assert isinstance(lease, Lease)
+        assert await lease.renew()
+        await lease.release()
     assert not litter(store)
 
 
@@ -329,7 +332,7 @@ async def test_a_living_holder_with_another_ttl_is_told_with_the_remedy(store: P
             with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL is not this node's 2 s: set the same"):
                 await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND)
             with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL"):
-                await service.ping()  # else a breaker would open and close for ever
+                await probe(service)  # else a breaker would open and close for ever
 
 
 async def test_a_dead_holder_with_another_ttl_is_waited_out(store: Path) -> None:
@@ -375,9 +378,10 @@ async def test_garbage_in_a_markers_place_holds_its_key_up_for_a_ttl_and_no_othe
         _GARBAGE[name](path)
         other = _KEY[:2] + some_key()
         await won(service, other)
-        assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
+        lease = await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND)
+        assert isinstance(lease, Lease)
         assert isinstance(await service.acquire(_KEY, "c", "host-c"), Wait)
-        await service.held[_KEY, "b"].release()
+        await lease.release()
         await won(service, _KEY, "c")
     assert not path_of(store, "lease").exists()
     if name == "a link":
@@ -399,12 +403,10 @@ async def test_a_directory_in_a_markers_place_leaves_its_key_uncoordinated_and_n
     async with leases_in(store, ttl=TTL) as service:
         path_of(store, "lease").mkdir()
         for token in ("a", "b"):
-            answer = await service.acquire(_KEY, token, "host")
-            assert isinstance(answer, Lease)
-            assert not answer.fence
-            assert not await answer.renew()
-            assert not await answer.release()
-        assert not service.held
+            assert await service.acquire(_KEY, token, "host") == Unleased()
+            lease = Lease(service, _KEY, token, "host", 300.0)
+            assert not await lease.renew()
+            assert not await lease.release()
         await service.ready(_KEY, "m")
         assert await service.acquire(_KEY, "c", "host") == Ready("m")
 
@@ -421,8 +423,7 @@ async def test_a_directory_in_an_outcomes_place_keeps_the_news_from_others_and_n
 
 async def test_a_failure_is_forgotten_by_the_file_systems_clock_and_its_file_removed(store: Path) -> None:
     async with leases_in(store) as service:
-        await won(service, _KEY)
-        await service.held[_KEY, "a"].fail("log", "where")
+        await (await won(service, _KEY)).fail("log", "where")
         path = path_of(store, "outcome")
         for moment, kind in ((time.time() - 29, Failed), (time.time() + 29, Failed), (time.time() - 31, Lease)):
             os.utime(path, (moment, moment))
@@ -585,7 +586,7 @@ def test_a_file_system_that_refuses_is_told_with_the_remedy_and_used_again_later
 
 async def test_a_store_that_is_not_there_is_unavailable_and_is_not_made(tmp_path: Path) -> None:
     async with leases_in(tmp_path / "unmounted") as service:
-        for command in (lambda: service.acquire(_KEY, "a", "host"), service.ping):
+        for command in (lambda: service.acquire(_KEY, "a", "host"), lambda: probe(service)):
             with pytest.raises(LeaseUnavailable, match="create it, or mount it"):
                 await command()
     assert not (tmp_path / "unmounted").exists()
@@ -615,7 +616,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return attempt(self, void)
 
     monkeypatch.setattr(KeyFiles, "attempt", hang)
-    monkeypatch.setattr(file_threads, "COMMAND_TIMEOUT", 0.2)
     yield resumed
     resumed.set()
 
@@ -623,7 +623,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hanging: threading.Event) -> None:
     def hangs(service: FileLeases) -> bool:
         try:
-            service._threads.check()
+            service._check()
         except LeaseUnavailable:
             return True
         return False
@@ -634,7 +634,7 @@ async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path,
         except LeaseUnavailable:
             return None
 
-    async with leases_in(store) as service:
+    async with leases_in(store, patience=0.2) as service:
         first = await asyncio.gather(
             *(service.acquire(f"k{n}", "a", "host") for n in range(20)), return_exceptions=True
         )
@@ -646,8 +646,8 @@ async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path,
         hanging_now = len(service._tasks)
         for command in [
             lambda: service.acquire("later", "a", "host"),
-            service.ping,
-            service.watch("later").__aenter__,
+            lambda: probe(service),
+            lambda: await_turn(service, "later", "a", "host"),
         ]:
             with pytest.raises(LeaseUnavailable, match="has not answered for"):  # not: no answer to this one
                 await command()
@@ -663,7 +663,7 @@ async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path,
 async def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, hanging: threading.Event) -> None:
     async with leases_in(store) as service:
         claim = asyncio.create_task(service.acquire(_KEY, "a", "host"))
-        while not service._threads._uses:
+        while not service._busy:
             await asyncio.sleep(0)
         claim.cancel()
         await asyncio.gather(claim, return_exceptions=True)
@@ -678,11 +678,11 @@ async def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: 
 
 async def test_the_memory_of_keys_that_were_asked_for_is_bounded(store: Path) -> None:
     async with leases_in(store) as service:
-        await won(service, _KEY)
+        lease = await won(service, _KEY)
         for n in range(1100):
             await service.ready(f"k{n}", "m")
         assert len(service._keys) <= 1001
-        assert await service.held[_KEY, "a"].renew(), "a lease was forgotten"
+        assert await lease.renew(), "a lease was forgotten"
 
 
 async def test_a_waiter_looks_ever_more_seldom(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,10 @@ multiples of `STEP`, and no TTL is: however slow this machine is, nothing ends w
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -21,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kcoord.leases.base as leases_module
-from kcoord.leases.base import Failed, Lease, Ready, Wait, Won
+from kcoord.leases.base import Failed, Lease, Ready, Wait
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
 from tests.support import interpose
@@ -52,8 +50,6 @@ class Entry:
     state: str
     token: str = ""
     holder: str = ""
-    fence: int = 0
-    ttl: float = TTL
     expires: float = 0.0
     limit: float = 0.0
     manifest: str = ""
@@ -65,7 +61,6 @@ class Held:
     """What an agent remembers of a lease of its own; `limit` by its own clock, which never goes back."""
 
     holder: str
-    fence: int
     limit: float
 
 
@@ -87,113 +82,97 @@ class RedisModel:
         self.wall = wall
         self.entries = {k: e for k, e in self.entries.items() if e.expires > wall}
 
-    def acquire(self, agent: int, key: str, token: str, holder: str, void: str | None) -> Won | Ready | Failed | Wait:
+    def acquire(self, agent: int, key: str, token: str, holder: str, void: str | None) -> Ready | Failed | Wait | None:
+        """None: it is won."""
         answer = self._asked(key, token, holder, void)
-        known = self.held.get((agent, key, token))
-        if isinstance(answer, Won) and (known is None or known.fence != answer.fence):
-            self.held[agent, key, token] = Held(holder, answer.fence, self.own + LIMIT)
-        if isinstance(answer, Won):
-            self.messages.append((key, "led"))
+        if answer is None:
+            self.held[agent, key, token] = Held(holder, self.own + LIMIT)
         return answer
 
-    def _asked(self, key: str, token: str, holder: str, void: str | None) -> Won | Ready | Failed | Wait:
+    def _asked(self, key: str, token: str, holder: str, void: str | None) -> Ready | Failed | Wait | None:
         entry = self.entries.get(key)
-        if entry is not None:
-            entry.expires = min(entry.expires, self.wall + entry.ttl)
-            if entry.state == "F":
-                return Failed(entry.log, "where")
-            if entry.state == "R" and entry.manifest != void:
-                return Ready(entry.manifest)
-            if entry.state == "L" and entry.token == token:
-                return Won(entry.fence)
-            if entry.state == "L":
-                return Wait(entry.holder, entry.expires - self.wall)
-        return Won(self._lease(key, token, holder, LIMIT))
+        if entry is not None and entry.state == "R" and entry.manifest != void:
+            return Ready(entry.manifest)
+        if entry is not None and entry.state == "F":
+            entry.expires = min(entry.expires, self.wall + FAILURE_TTL)
+            return Failed(entry.log, "where")
+        if entry is not None and entry.state == "L" and (entry.token, entry.holder) != (token, holder):
+            entry.expires = min(entry.expires, self.wall + TTL)
+            return Wait(entry.holder, entry.expires - self.wall)
+        self._lease(key, token, holder, LIMIT)
+        return None
 
-    def _lease(self, key: str, token: str, holder: str, left: float) -> int:
-        before = self.entries.get(key)
-        fence = max(before.fence + 1 if before else 1, int(self.wall * 1e6))
-        expires = self.wall + min(TTL, left)
-        self.entries[key] = Entry("L", token, holder, fence, TTL, expires, self.wall + left)
-        return fence
+    def _lease(self, key: str, token: str, holder: str, left: float) -> None:
+        self.entries[key] = Entry("L", token, holder, self.wall + min(TTL, left))
 
     def renew(self, agent: int, key: str, token: str) -> bool:
-        held = self.held.setdefault((agent, key, token), Held(token, 0, self.own + LIMIT))
+        held = self.held.setdefault((agent, key, token), Held(token, self.own + LIMIT))
         left, entry = held.limit - self.own, self.entries.get(key)
-        if entry is None and left > 0:
-            self._lease(key, token, held.holder, left)
-            return True
-        if entry is None or entry.state != "L" or entry.token != token:
+        if left <= 0 or (entry is not None and not self._leads(key, token, held.holder)):
             return False
-        left = min(left, entry.limit - self.wall)
-        if left <= 0:
-            return False
-        entry.expires = self.wall + min(TTL, left)
+        self._lease(key, token, held.holder, left)
         return True
 
     def ready(self, agent: int, key: str, token: str, manifest: str) -> None:
         self._gave_up(agent, key, token)
-        fence = self.entries[key].fence if key in self.entries else 0
-        expires = self.wall + READY_TTL
-        self.entries[key] = Entry("R", fence=fence, ttl=READY_TTL, expires=expires, manifest=manifest)
-        self.messages.append((key, "ready"))
+        self.entries[key] = Entry("R", expires=self.wall + READY_TTL, manifest=manifest)
+        self.messages.append((key, "R"))
 
     def fail(self, agent: int, key: str, token: str, log: str) -> bool:
-        if self._gave_up(agent, key, token):
-            self.messages.append((key, "changed"))
-        if not self._leads(key, token):
-            return False
-        expires = self.wall + FAILURE_TTL
-        self.entries[key] = Entry("F", fence=self.entries[key].fence, ttl=FAILURE_TTL, expires=expires, log=log)
-        return True
+        if leads := self._end(agent, key, token):
+            self.entries[key] = Entry("F", expires=self.wall + FAILURE_TTL, log=log)
+        return leads
 
     def release(self, agent: int, key: str, token: str) -> bool:
-        if self._gave_up(agent, key, token):
-            self.messages.append((key, "changed"))
-        if not self._leads(key, token):
+        if leads := self._end(agent, key, token):
+            del self.entries[key]
+        return leads
+
+    def _end(self, agent: int, key: str, token: str) -> bool:
+        holder = self._gave_up(agent, key, token)
+        if holder is None:
             return False
-        del self.entries[key]
-        return True
+        self.messages.append((key, "C"))
+        return self._leads(key, token, holder)
 
-    def _gave_up(self, agent: int, key: str, token: str) -> bool:
-        """False: it was given up before."""
-        before = self.held.get((agent, key, token))
-        self.held[agent, key, token] = Held("", 0, 0.0)
-        return before is None or before.limit > 0
+    def _gave_up(self, agent: int, key: str, token: str) -> str | None:
+        """The holder that the lease names. None: it was given up before."""
+        before = self.held.get((agent, key, token), Held(token, FOREVER))
+        self.held[agent, key, token] = Held("", 0.0)
+        return before.holder or None
 
-    def _leads(self, key: str, token: str) -> bool:
+    def _leads(self, key: str, token: str, holder: str) -> bool:
         entry = self.entries.get(key)
-        return entry is not None and entry.state == "L" and entry.token == token
+        return entry is not None and (entry.state, entry.token, entry.holder) == ("L", token, holder)
 
 
 @dataclass
 class LocalModel(RedisModel):
     """The protocol of `LocalLeases`: one agent, one clock; a lease that ran out is its holder's until somebody takes it."""
 
-    fences: int = 0
-
     def set_clock(self, wall: float) -> None:
         self.wall = wall
 
-    def _asked(self, key: str, token: str, holder: str, void: str | None) -> Won | Ready | Failed | Wait:
+    def _asked(self, key: str, token: str, holder: str, void: str | None) -> Ready | Failed | Wait | None:
         entry = self.entries.get(key)
-        if entry is not None and entry.expires <= self.wall and (entry.state != "L" or entry.token != token):
-            entry = None
-        if entry is not None and entry.state == "F":
+        if entry is None or entry.expires <= self.wall or (entry.state == "R" and entry.manifest == void):
+            entry = self.entries[key] = Entry("L", token, holder, limit=self.wall + LIMIT)
+        if entry.state == "F":
             return Failed(entry.log, "where")
-        if entry is not None and entry.state == "R" and entry.manifest != void:
+        if entry.state == "R":
             return Ready(entry.manifest)
-        if entry is not None and entry.state == "L" and entry.token != token:
+        if entry.token != token:
             return Wait(entry.holder, entry.expires - self.wall)
-        if entry is None or entry.state != "L" or entry.expires <= self.wall:
-            self.fences += 1
-            entry = self.entries[key] = Entry("L", token, holder, self.fences, limit=self.wall + LIMIT)
         entry.expires = min(self.wall + TTL, entry.limit)
-        return Won(entry.fence)
+        return None
+
+    def _leads(self, key: str, token: str, holder: str) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and (entry.state, entry.token) == ("L", token)
 
     def renew(self, agent: int, key: str, token: str) -> bool:
         entry = self.entries.get(key)
-        if entry is None or entry.state != "L" or entry.token != token or self.wall >= entry.limit:
+        if entry is None or not self._leads(key, token, "") or self.wall >= entry.limit:
             return False
         entry.expires = min(self.wall + TTL, entry.limit)
         return True
@@ -217,7 +196,6 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.model: RedisModel
         self.services: list[ByToken] = []
-        self.leaders: dict[tuple[str, int], str] = {}  # key and fence → the token that got it
         self.last: dict[str, tuple[int, str]] = {}  # key → who won it last
 
     def wait_for(self, work: Awaitable[T]) -> T:
@@ -229,34 +207,19 @@ class Machine(RuleBasedStateMachine):
         if void == UNTRUE:
             void = self.model.entries[key].manifest if key in self.model.entries else None
         told = self.wait_for(self.services[agent].acquire(self.name(key), token, f"host-{agent}", void=void))
-        before = copy.deepcopy(self.model.entries.get(key))
         expected = self.model.acquire(agent, key, token, f"host-{agent}", void)
-        assert isinstance(told, Lease) if isinstance(expected, Won) else type(told) is type(expected), (told, expected)
+        assert isinstance(told, Lease) if expected is None else type(told) is type(expected), (told, expected)
         if isinstance(told, Wait) and isinstance(expected, Wait):
             assert told.holder == expected.holder
             assert abs(told.ttl - expected.ttl) < SLACK
             assert told.ttl <= TTL, "a lease lasts longer than it may, unless it is renewed"
-        elif isinstance(told, Lease) and isinstance(expected, Won):
-            fresh = before is None or before.state != "L" or before.token != token or before.fence != expected.fence
-            self.won(key, token, told.fence, expected.fence, fresh)
-            self.remember(agent, key, token, told.fence)
+        elif expected is None:
             self.last[key] = who
         else:
             assert told == expected
 
     def who(self, key: str, drawn: tuple[int, str]) -> tuple[int, str]:
         return self.last.get(key, TOKENS[0]) if drawn == LEADER else drawn
-
-    def won(self, key: str, token: str, fence: int, expected: int, fresh: bool) -> None:
-        """The model cannot know the microsecond, and takes the service's; what it can know it checks."""
-        assert abs(fence - expected) < SLACK * 1e6
-        entry = self.model.entries[key]
-        assert fresh or fence == expected, "the same lease has another fence"
-        assert self.leaders.setdefault((key, fence), token) == token, "two leaders have one fence"
-        entry.fence = fence
-
-    def remember(self, agent: int, key: str, token: str, fence: int) -> None:
-        self.model.held[agent, key, token].fence = fence
 
     @rule(key=keys, who=any_token)
     def renew(self, key: str, who: tuple[int, str]) -> None:
@@ -335,6 +298,11 @@ class World:
         self._interposer.clock(self.offset)
 
 
+class Forgetful(dict[str, str]):
+    def __setitem__(self, key: str, value: str) -> None:
+        pass
+
+
 class RedisMachine(Machine):
     world: ClassVar[World]
     own: ClassVar[list[float]]
@@ -346,12 +314,8 @@ class RedisMachine(Machine):
         self.model = RedisModel(self.world.wall())
         self.own[0] = self.model.own
         self.services = [ByToken(agent) for agent in self.agents]
-        for agent in self.agents:
-            agent.held.clear()
         self.announced.clear()
         self.run = uuid.uuid4().hex[:8]
-        self.fences: dict[str, int] = {}  # the last of each key
-        self.set_back = False  # and the fences are not promised to grow any more where a hash is gone
 
     def name(self, key: str) -> str:
         return f"{self.run}-{key}"
@@ -370,7 +334,6 @@ class RedisMachine(Machine):
     def set_clock(self, steps: int) -> None:
         self.world.move_clock(steps * STEP)
         self.model.set_clock(self.model.wall + steps * STEP)
-        self.set_back = self.set_back or steps < 0
         self.find_out()
 
     def find_out(self) -> None:
@@ -399,7 +362,7 @@ class RedisMachine(Machine):
         for _ in range(3):
             answer = self.wait_for(self.services[agent].acquire(self.name(key), token, "host-0"))
             expected = self.model.acquire(agent, key, token, "host-0", None)
-            assert isinstance(answer, Lease) if isinstance(expected, Won) else type(answer) is type(expected)
+            assert isinstance(answer, Lease) if expected is None else type(answer) is type(expected)
             if not isinstance(answer, Wait):
                 break
             self.world.move_clock(7 * STEP)
@@ -407,12 +370,9 @@ class RedisMachine(Machine):
             self.own[0] = self.model.own
             self.find_out()
         assert not isinstance(answer, Wait), "a dead holder's lease does not end"
-        if isinstance(answer, Lease) and isinstance(expected, Won):
-            self.won(key, token, answer.fence, expected.fence, True)
-            self.remember(agent, key, token, answer.fence)
 
     @invariant()
-    def every_beginning_and_end_of_a_lease_is_announced(self) -> None:
+    def every_end_of_a_lease_is_announced(self) -> None:
         if not hasattr(self, "run"):
             return
         assert self.announced == [(self.name(key), what) for key, what in self.model.messages]
@@ -424,31 +384,16 @@ class RedisMachine(Machine):
         if not hasattr(self, "run"):
             return
         for key in KEYS:
-            found, entry = self.hash_of(key), self.model.entries.get(key)
-            assert bool(found) is (entry is not None), (found, entry)
+            found, entry = self.world.command("GET", self.raw(key)), self.model.entries.get(key)
             if entry is None:
+                assert found == b"$-1\r\n"
                 continue
-            assert (found["state"], found.get("token", "")) == (entry.state, entry.token)
-            fence, ends, _, limit = map(int, found["numbers"].split())
-            assert abs(fence - entry.fence) < SLACK * 1e6
-            entry.fence = fence
+            failure = f"F{int(FAILURE_TTL * 1000)}\nwhere\n{entry.log}"
+            lease = f"L{entry.token}\n{int(TTL * 1000)}\n{entry.holder}"
+            texts = {"L": lease, "R": f"R{entry.manifest}", "F": failure}
+            assert found.split(b"\r\n", 1)[1] == texts[entry.state].encode() + b"\r\n"
             left = int(self.world.command("PTTL", self.raw(key))[1:]) / 1000
             assert abs(left - (entry.expires - self.model.wall)) < SLACK
-            assert abs(ends / 1e6 - entry.expires) < SLACK
-            if entry.state == "L":
-                assert abs(limit / 1e6 - entry.limit) < SLACK
-                assert self.leaders.setdefault((key, entry.fence), entry.token) == entry.token
-                self.check_growth(key, entry.fence)
-
-    def check_growth(self, key: str, fence: int) -> None:
-        last = self.fences.get(key, 0)
-        assert fence >= last or self.set_back, "a fence went back"
-        self.fences[key] = fence
-
-    def hash_of(self, key: str) -> dict[str, str]:
-        parts = self.world.command("HGETALL", self.raw(key)).split(b"\r\n")[2::2]
-        words = [p.decode() for p in parts]
-        return dict(zip(words[::2], words[1::2], strict=False))
 
     def teardown(self) -> None:
         if hasattr(self, "run"):
@@ -461,16 +406,9 @@ class LocalMachine(Machine):
         self.model = LocalModel(wall=0.0)
         service = LocalLeases(TTL, LIMIT, FAILURE_TTL, clock=lambda: self.model.wall)
         self.services = [ByToken(service)] * AGENTS
-        self.last_fence = 0
 
     def name(self, key: str) -> str:
         return key
-
-    def won(self, key: str, token: str, fence: int, expected: int, fresh: bool) -> None:
-        super().won(key, token, fence, expected, fresh)
-        assert fence == expected
-        assert fence > self.last_fence if fresh else fence <= self.last_fence
-        self.last_fence = max(self.last_fence, fence)
 
     @rule(steps=st.sampled_from([1, 2, 3, 5, 7, 11, 21, 605]))
     def time_passes(self, steps: int) -> None:
@@ -504,8 +442,8 @@ def test_redis_keeps_to_the_protocol_whatever_is_done_in_whatever_order(
 ) -> None:
     own, announced = [0.0], list[tuple[str, str]]()
 
-    def announce(what: str, key: str, *rest: str) -> None:
-        announced.append((key, what))
+    def announce(key: str, fact: str) -> None:
+        announced.append((key, fact[0]))
 
     monkeypatch.setattr(leases_module, "monotonic", lambda: own[0])
 
@@ -514,9 +452,8 @@ def test_redis_keeps_to_the_protocol_whatever_is_done_in_whatever_order(
         agents = [RedisLeases(redis_world.server.url, "model", **times) for _ in range(AGENTS)]
         for agent in agents:
             await agent.acquire("before", "it tries the server", "host")
-            monkeypatch.setattr(agent._facts, "known", lambda key, void: None)  # all is asked
-            for what in ("led", "ready", "changed"):
-                monkeypatch.setattr(agent._news, what, partial(announce, what))
+            monkeypatch.setattr(agent, "_ready", Forgetful())  # all is asked
+            monkeypatch.setattr(agent, "_changed", announce)
         return agents
 
     class Played(RedisMachine):

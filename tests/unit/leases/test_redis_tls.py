@@ -1,4 +1,4 @@
-"""TLS to Redis and its sentinels: redis-py 5 does not check the server's name by itself, and newer releases do."""
+"""TLS to Redis and its sentinels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kcoord.errors import LeaseUnavailable, SettingsError
+from kcoord.leases.base import probe
 from kcoord.leases.redis import RedisLeases
-from kcoord.leases.redis_client import connect
+from kcoord.leases.redis_client import Connections
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.tls import Certificates, TLSFront
 
@@ -35,9 +36,9 @@ def server() -> Iterator[RedisServer]:
 
 
 def _contexts(url: str) -> list[ssl.SSLContext]:
-    client, sentinels = connect(url)
+    connections = Connections(url, 10.0)
     found = []
-    for each in (client, *sentinels):
+    for each in (connections._client, *connections._sentinels):
         connection = each.connection_pool.make_connection()
         found.append(connection._connection_arguments()["ssl"])  # the arguments of `asyncio.open_connection`
     return found
@@ -67,7 +68,7 @@ def _ping(url: str) -> None:
     async def ping() -> None:
         leases = RedisLeases(url, "tls", ttl=5.0, limit=5.0, failure_ttl=1.0)
         try:
-            await leases.ping()
+            await probe(leases)
         finally:
             await leases.close()
 
@@ -93,4 +94,4 @@ def test_a_server_of_an_old_tls_is_refused(server: RedisServer, certificates: Ce
 
 def test_an_option_that_there_is_not_is_named() -> None:
     with pytest.raises(SettingsError, match=r"an option that redis-py refuses: there is no certs$"):
-        connect("redis://localhost?certs=x")
+        Connections("redis://localhost?certs=x", 10.0)

@@ -703,7 +703,9 @@ def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
     monkeypatch.setattr(Trash, "take", lambda trash, path: None)  # as where its directory is another user's
     notices = Notices()
     settings = Settings.from_environ({"KCOORD_STORE": str(store.root), "KCOORD_STORE_MAX_SIZE": "1"})
-    retention = StoreRetention(store.root, settings, LocalLeases(15, 900, 30), "agent", notices)
+    leases = LocalLeases(15, 900, 30)
+    leases.reaches_nodes = True  # as if they were Redis'
+    retention = StoreRetention(store.root, settings, leases, "agent", notices)
     for _ in range(2):
         retention._collect(store.root)
     (told,) = notices.since(0)[0]

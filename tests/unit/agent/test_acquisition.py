@@ -9,24 +9,36 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kcoord.agent import actions as act
-from kcoord.agent.flight import State
-from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.agent import flights as act
+from kcoord.agent.acquisition import Acquisition
+from kcoord.agent.flights import Flights, State
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
+from kcoord.leases.base import Answer, Failed, Lease, Ready, Wait, within
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
 
-KEY, SLOW = "key", 0.05
+KEY = "key"
+_NOBODY: dict[str, Any] = {"learn": lambda *_: None, "in_store": lambda *_: None}
+
+
+class Tasks(Acquisition):
+    """An agent's acquisition, and the tiers that it uses."""
+
+    tiers: Tiers
+
+    async def end(self) -> None:
+        await self.drain(1.0)
+        self.tiers.close()
 
 
 def tasks_of(
@@ -37,7 +49,7 @@ def tasks_of(
     ttl: float = 15.0,
     notices: Notices | None = None,
     store: Store | None = None,
-) -> LeaseTasks:
+) -> Tasks:
     """Carries out all actions but answers to ranks, which go to `answered`."""
 
     def report(actions: list[act.Action]) -> None:
@@ -47,19 +59,11 @@ def tasks_of(
             elif answered is not None:
                 answered.append(action)
 
-    tasks = LeaseTasks(
-        leases, store, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
-    )
+    notices = notices or Notices()
+    tiers = Tiers(store, None, notices, **_NOBODY)
+    tasks = Tasks(leases, tiers, flights, notices, agent_id="us", ttl=ttl, now=time.monotonic, report=report)
+    tasks.tiers = tiers
     return tasks
-
-
-def slow_flight(flights: Flights, now: float) -> list[act.Action]:
-    """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
-    for n in (1, 2):
-        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, slow_after=lambda: SLOW), now)
-    flights.lease_answered(KEY, 1, Won(0), now)
-    flights.looked(KEY, 1, "/home/1", None, now)
-    return flights.tick(now + SLOW)
 
 
 def claimant(n: int = 1, *, waits: bool = True, slow_after: float = math.inf) -> act.Claimant:
@@ -74,7 +78,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
+async def leader_of(flights: Flights, tasks: Tasks) -> str:
     """A rank leads `KEY`, by its node's lease; its token."""
     for action in flights.claim(claimant(), time.monotonic()):
         tasks.start(action)  # type: ignore[arg-type]
@@ -101,7 +105,7 @@ def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -120,7 +124,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -130,14 +134,14 @@ def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
-        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
+        tasks.start(act.Upload(KEY, 1, "/home/1", "a manifest"))
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert await leases.acquire(KEY, "theirs", "another node") == Ready("a manifest")
-        tasks.start(act.Announce("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
+        tasks.start(act.Upload("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
         await until(lambda: not tasks.busy)
         assert await leases.acquire("another key", "theirs", "another node") == Ready("its manifest")
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -156,21 +160,21 @@ def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_st
         await until(lambda: not tasks.busy)
         assert not leases._watchers
         await theirs.release()
-        assert not leases.held
+        assert not leases._held
         assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
 
-def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
+def test_a_claim_that_does_not_wait_asks_once() -> None:
     async def scenario() -> None:
-        subscribed: list[str] = []
+        asked: list[str] = []
 
         class Leases(LocalLeases):
-            def watch(self, key: str) -> Watch:
-                subscribed.append(key)
-                return super().watch(key)
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+                asked.append(token)
+                return await super().acquire(key, token, holder, void=void)
 
         leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         answered: list[act.Reply] = []
@@ -179,63 +183,10 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
         for action in flights.claim(claimant(waits=False), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
-        assert not subscribed
+        assert len(asked) == 2, "theirs, and ours once"
+        assert not leases._watchers
         assert flights.get(KEY) is None
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_the_right_to_hedge_is_one_rank_s_of_all_nodes_and_is_given_back_when_the_hedge_ends() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        flight = flights.get(KEY)
-        assert flight is not None
-        await until(lambda: not flight.waiters)
-        assert tasks.held == 1
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        tasks.start(act.EndHedge(KEY, 1))
-        await until(lambda: not tasks.busy)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is_ready() -> None:
-    """Else another node hedges in the moment between."""
-
-    async def scenario() -> None:
-        order: list[str] = []
-        announcing = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
-                await announcing.wait()
-                order.append("ready")
-                await super().ready(key, manifest, lease)
-
-            async def release(self, lease: Lease) -> bool:
-                order.append(lease.key)
-                return await super().release(lease)
-
-        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await until(lambda: tasks.held == 1 and not tasks.busy)
-        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
-        tasks.start(act.EndHedge(KEY, 1))
-        await asyncio.sleep(0.05)
-        announcing.set()
-        await until(lambda: not tasks.busy)
-        assert order == ["ready", f"{KEY}-hedge"]
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -243,7 +194,7 @@ def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is
 def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
     async def scenario() -> None:
         class Away(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
                 raise LeaseUnavailable("it is away")
 
         leases, flights, notices = (
@@ -254,11 +205,8 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
         tasks = tasks_of(flights, leases, notices=notices)
         await leader_of(flights, tasks)
         assert tasks.held == 0
-        tasks.start(act.AskHedge(KEY, 1))
-        await until(lambda: not any("_ask_hedge" in repr(task.get_coro()) for task in tasks._tasks))
-        assert tasks.held == 0, "a compile that nobody limits"
         assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -281,9 +229,9 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
         assert flights.get(KEY) is None
-        assert not leases.held
+        assert not leases._held
         assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -304,12 +252,13 @@ def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: P
         local.install(fetched[0], fetched[1], home)
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, store=store)
-        tasks.start(act.Announce(key.digest, 0, str(home)))
+        tasks.start(act.Upload(key.digest, 0, str(home)))
         await until(lambda: not tasks.busy)
         stated = store.stated(key.digest)
         assert (stated and stated[1]) == before
-        assert await leases.look(key.digest) == (Ready(before) if before is not None else None)
-        await tasks.drain(1.0)
+        answer = await leases.acquire(key.digest, "theirs", "another node")
+        assert answer == Ready(before) if before is not None else isinstance(answer, Lease)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -327,145 +276,15 @@ def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts() -> None:
-    async def scenario() -> None:
-        leases, flights, notices = (
-            LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-            Notices(),
-        )
-        tasks = tasks_of(flights, leases, notices=notices)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        tasks.start(ask)
-        await until(lambda: leases._watchers)
-        flight = flights.get(KEY)
-        assert flight is not None
-        assert flight.leader is not None
-        flights.failed(KEY, flight.leader.token, "log", "where", time.monotonic())
-        await leases.ready(KEY, "another node's manifest")
-        await until(lambda: not tasks.busy)
-        assert not notices.since(0)[0]
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
 def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
-        await tasks.drain(1.0)
-        assert list(leases.held) == [("collection", "us.gc")]
+        await tasks.end()
+        assert list(leases._held) == ["collection"]
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-
-    asyncio.run(scenario())
-
-
-def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_not_have() -> None:
-    """A node whose store is full compiles without the lease, so that no other node waits for what it cannot publish."""
-
-    async def scenario() -> None:
-        asked = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def look(self, key: str) -> Ready | Failed | Wait | None:
-                answer = await super().look(key)
-                if key == KEY:
-                    asked.set()
-                return answer
-
-        leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        tasks.start(ask)
-        await within(10.0, asked.wait())
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_that_it_has_it() -> None:
-    async def scenario() -> None:
-        granted = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-                answer = await super().take(lease, void)
-                if lease.holder != "another node":
-                    granted.set()
-                    await asyncio.sleep(600)  # the answer is on its way
-                return answer
-
-        leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await within(10.0, granted.wait())
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        await tasks.drain(0.05)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-
-    asyncio.run(scenario())
-
-
-def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() -> None:
-    """Who waits by polling hears of it later than the right to a hedge is free."""
-
-    async def scenario() -> None:
-        given_back = asyncio.Event()
-
-        class Deaf(Watch):
-            async def changed(self, timeout: float) -> bool:
-                await asyncio.sleep(600)
-                return True
-
-            async def __aenter__(self) -> Watch:
-                return self
-
-            async def __aexit__(self, *exc: object) -> None:
-                pass
-
-        class Leases(LocalLeases):
-            def watch(self, key: str) -> Watch:
-                return Deaf()
-
-            async def release(self, lease: Lease) -> bool:
-                released = await super().release(lease)
-                if lease.key == f"{KEY}-hedge":
-                    given_back.set()
-                return released
-
-        leases, answered = Leases(15.0, 900.0, 30.0), []
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases, answered)
-        theirs = await leases.acquire(KEY, "theirs", "another node")
-        assert isinstance(theirs, Lease)
-        now = time.monotonic()
-        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, slow_after=lambda: SLOW), now)
-        tasks.start(ask)
-        flight = flights.get(KEY)
-        assert flight is not None
-        while not flight.remote:
-            await asyncio.sleep(0.01)
-        await theirs.ready("a manifest")
-        await asyncio.sleep(SLOW)
-        (ask,) = flights.tick(time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await within(10.0, given_back.wait())
-        await tasks.drain(0.05)
-        assert answered == []
 
     asyncio.run(scenario())
 
@@ -487,9 +306,9 @@ class FullStore(Store):
             raise StoreError(f"{self.root}: it is full", "free some space")
 
 
-async def found_full(tasks: LeaseTasks, home: Path) -> None:
+async def found_full(tasks: Tasks, home: Path) -> None:
     """The agent has met the full store."""
-    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    tasks.start(act.Upload(key_of("k").digest, 0, str(at_home(home))))
     await until(lambda: tasks.tiers.store.faulty and not tasks.busy)
 
 
@@ -507,7 +326,7 @@ def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> N
         await leader_of(flights, tasks)
         assert tasks.held == 0
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -532,7 +351,7 @@ def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(t
         await theirs.release()
         await leading
         assert (tasks.held, tasks.tiers.store.faulty) == ((0, True) if full else (1, False))
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -551,8 +370,9 @@ def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(
         await leases.ready(KEY, "a manifest")
         await leader_of(flights, tasks)
         assert tasks.held == (0 if full else 1)
-        assert await leases.look(KEY) == Ready("a manifest") if full else isinstance(await leases.look(KEY), Wait)
-        await tasks.drain(1.0)
+        answer = await leases.acquire(KEY, "theirs", "another node")
+        assert answer == Ready("a manifest") if full else isinstance(answer, Wait)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -571,26 +391,45 @@ def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(t
         await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
         assert not home.exists()
         assert tasks.held == 0
-        assert await leases.look(key.digest) == Ready(manifest)
-        await tasks.drain(1.0)
+        assert await leases.acquire(key.digest, "theirs", "another node") == Ready(manifest)
+        await tasks.end()
 
     asyncio.run(scenario())
+
+
+def test_a_second_ready_that_proves_untrue_ends_in_a_compile_without_a_lease(tmp_path: Path) -> None:
+    class Insists(LocalLeases):
+        async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+            voids.append(void)
+            return Ready(f"manifest {len(voids)}")
+
+    async def scenario() -> None:
+        store, flights = Store(tmp_path / "store"), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
+        store.open()
+        tasks = tasks_of(flights, Insists(15.0, 900.0, 30.0), store=store)
+        await leader_of(flights, tasks)
+        assert tasks.held == 0
+        await tasks.end()
+
+    voids: list[str | None] = []
+    asyncio.run(scenario())
+    assert voids == [None, "manifest 1"]
 
 
 # Copies between homes of the local tier.
 
 
-def bringing(tasks: LeaseTasks, there: Path, home: Path) -> bool | None:
+def bringing(tasks: Tasks, there: Path, home: Path) -> bool | None:
     async def bring() -> bool | None:
         try:
             return await tasks.tiers.bring_home(key_of("k").digest, there, home)
         finally:
-            await tasks.drain(1.0)
+            await tasks.end()
 
     return asyncio.run(bring())
 
 
-def tasks_with(notices: Notices | None = None) -> LeaseTasks:
+def tasks_with(notices: Notices | None = None) -> Tasks:
     return tasks_of(
         Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
         LocalLeases(15.0, 900.0, 30.0),
@@ -651,9 +490,9 @@ class SlowStore(Store):
         return super().publish(manifest, contents)
 
 
-async def publishing(tasks: LeaseTasks, store: SlowStore, home: Path) -> None:
+async def publishing(tasks: Tasks, store: SlowStore, home: Path) -> None:
     """An artifact is on its way into the store."""
-    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    tasks.start(act.Upload(key_of("k").digest, 0, str(at_home(home))))
     await until(store.publishes.is_set)
 
 
@@ -671,7 +510,7 @@ def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
         await within(20.0, draining)
         stated = store.stated(key_of("k").digest)
         assert stated is not None
-        assert await leases.look(key_of("k").digest) == Ready(stated[1])
+        assert await leases.acquire(key_of("k").digest, "theirs", "another node") == Ready(stated[1])
         assert tasks.uploads == 0
 
     asyncio.run(scenario())
@@ -709,7 +548,7 @@ def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
         store.open()
         flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
         tasks = tasks_of(flights, LocalLeases(15.0, 900.0, 30.0), answered, store=store)
-        await tasks.drain(1.0)
+        await tasks.end()
         for action in flights.claim(claimant(), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)

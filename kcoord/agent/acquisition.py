@@ -1,0 +1,229 @@
+"""Carries out the actions of flights: the lease of a key, and the artifact, which `tiers` brings.
+
+A cold claim is one coroutine, `acquire`: the lease, then the pack or the store, then the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import platform
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from kcoord.agent import flights as act
+from kcoord.agent.flights import Flights
+from kcoord.agent.tiers import Tiers
+from kcoord.errors import LeaseUnavailable
+from kcoord.latest import Latest
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait, await_turn
+from kcoord.telemetry.events import Notices, log, tell_if_failed
+
+_MOST_PASSING = 20_000
+_BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for a key that another node compiles
+
+
+class Acquisition:
+    """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
+
+    A flight's serial number is the token of its lease, which lasts for `ttl` seconds and is renewed. A command that ends a lease
+    does not raise: a fault of the service is told, and the lease ends by its TTL.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseService,
+        tiers: Tiers,
+        flights: Flights,
+        notices: Notices,
+        *,
+        agent_id: str,
+        ttl: float,
+        now: Callable[[], float],
+        report: Callable[[list[act.Action]], None],
+    ) -> None:
+        self._leases, self._tiers, self._flights, self._notices = leases, tiers, flights, notices
+        self._prefix, self._ttl, self._now, self._report = f"{agent_id}.flight-", ttl, now, report
+        self.passing: Latest[str, None] = Latest(_MOST_PASSING)
+        """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
+        self._held: dict[tuple[str, int], Lease] = {}  # by key and serial number: won, and not given up
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._acquiring: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
+        self._uploading: dict[str, asyncio.Task[None]] = {}  # by key, the latest
+        self._ends = False
+
+    def start(self, action: act.Task) -> None:
+        """Begin `action`; the actions that follow from its result go to `report`."""
+        if isinstance(action, act.Acquire):
+            if self._ends:
+                return  # nobody would give the lease back
+            task = self._acquiring[action.serial] = self._run(action, self._acquired(action))
+            task.add_done_callback(lambda _: self._acquiring.pop(action.serial, None))
+        elif isinstance(action, act.Upload):
+            task = self._uploading[action.key] = self._run(action, self._upload(action))
+            task.add_done_callback(functools.partial(self._uploaded, action.key))
+        elif isinstance(action, act.EndLease):
+            self._run(action, self._end(action))
+        else:
+            self._run(action, self._fail(action))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    @property
+    def uploads(self) -> int:
+        """The number of artifacts that are on their way into the store."""
+        return len(self._uploading)
+
+    @property
+    def held(self) -> int:
+        """The number of leases that this agent's flights hold."""
+        return len(self._held)
+
+    async def uploaded(self, timeout: float) -> None:
+        """Wait until the artifacts that are on their way are in the store, for `timeout` seconds at most."""
+        if self._uploading:
+            await asyncio.wait(set(self._uploading.values()), timeout=timeout)
+
+    async def drain(self, timeout: float, giving_back: float = 5.0) -> None:
+        """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
+        `giving_back` seconds.
+        """
+        self._ends = True
+        for task in self._acquiring.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        back = asyncio.create_task(self._give_all_back())
+        _, late = await asyncio.wait({back}, timeout=giving_back)
+        if late:
+            back.cancel()
+            log.info("leases were not given back within %g s: they end by their TTL", giving_back)
+
+    async def acquire(self, key: str, serial: int, home: Path) -> list[act.Action]:
+        """From the lease to the artifact, which comes to `home`, or to the right to compile. Returns the actions that follow.
+
+        A second READY that proves untrue ends in that right, too, and so does one that only this node cannot use: without a
+        lease, for it may be true for others.
+        """
+        void, tiers, flights = None, self._tiers, self._flights
+        for _ in range(2):
+            answer = await self._turn(key, serial, void)
+            if not isinstance(answer, Ready):
+                break
+            if packed := await tiers.from_pack(key, home, answer.manifest):
+                return flights.found(key, serial, str(home), packed=packed)
+            if await tiers.from_store(key, home, answer.manifest) is not None:
+                return flights.found(key, serial, str(home))
+            void = answer.manifest
+            if tiers.store.faulty or tiers.distrusts(key):
+                break
+        if isinstance(answer, Failed):
+            return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
+        if not isinstance(answer, Ready):  # nobody else publishes now, but an earlier job may have
+            manifest = await tiers.from_store(key, home, None)
+            if manifest is not None:
+                return flights.found(key, serial, str(home), manifest)
+            if tiers.distrusts(key):  # this node's compile stays here: no other node should wait for it
+                await self._give_back(key, serial)
+        return flights.may_compile(key, serial, self._now())
+
+    async def _turn(self, key: str, serial: int, void: str | None) -> Lease | Unleased | Ready | Failed:
+        """The lease service's answer, or a pack's READY."""
+        if void is None and (packed := await self._tiers.packs.announced(key)) is not None:
+            return Ready(packed)
+        flight = self._flights.acquiring(key, serial)
+        if flight is None or (flight.waiters and all(w.home in self.passing for w in flight.waiters.values())):
+            return Unleased()
+        stays = functools.partial(self._is_awaited, key, serial)
+        token, host = f"{self._prefix}{serial}", platform.node()
+        try:
+            answer = await await_turn(self._leases, key, token, host, void=void, stays=stays)
+        except LeaseUnavailable as error:
+            self._notices.tell(f"no lease service can be used ({error}): this node coordinates its own ranks only")
+            return Unleased()
+        if isinstance(answer, Lease):
+            self._held[key, serial] = answer
+            answer.keep_alive(self._ttl)
+            if not await self._is_shared(flight):
+                await self._give_back(key, serial)
+                return Unleased()
+        return Unleased() if answer is None else answer  # None: the flight has ended
+
+    def _is_awaited(self, key: str, serial: int, wait: Wait) -> bool:
+        """False: its flight has ended, since all its claims are of those that do not wait."""
+        until = self._now() + min(_BUSY_FOR, wait.ttl)
+        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
+        return self._flights.acquiring(key, serial) is not None
+
+    async def _is_shared(self, flight: act.Flight) -> bool:
+        """False: a compile of this node would not get into the store, so no other node should wait for it.
+
+        That may be why another node that had the lease has nothing to show: so after a wait the store is tried first.
+        """
+        return not self._tiers.store.faulty and (not flight.waited or await self._tiers.store.takes_artifacts())
+
+    async def _acquired(self, action: act.Acquire) -> None:
+        self._report(await self.acquire(action.key, action.serial, Path(action.home)))
+
+    async def _end(self, action: act.EndLease) -> None:
+        await self._stop_acquiring(action.serial)
+        await self._give_back(action.key, action.serial)
+
+    async def _fail(self, action: act.FailLease) -> None:
+        if (lease := self._held.pop((action.key, action.serial), None)) is not None:
+            await self._quietly(lease.fail(action.log, action.where))
+
+    async def _upload(self, action: act.Upload) -> None:
+        """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
+        key, serial = action.key, action.serial
+        if action.manifest is None:  # else it is the acquiring task that has found it
+            await self._stop_acquiring(serial)
+        manifest = None
+        try:
+            manifest = action.manifest or await self._tiers.into_store(key, Path(action.home))
+        finally:
+            if manifest is None:
+                await self._give_back(key, serial)
+        if manifest is not None:
+            lease = self._held.pop((key, serial), None)
+            await self._quietly(lease.ready(manifest) if lease is not None else self._leases.ready(key, manifest))
+
+    async def _stop_acquiring(self, serial: int) -> None:
+        acquiring = self._acquiring.pop(serial, None)
+        if acquiring is not None and acquiring is not asyncio.current_task():
+            acquiring.cancel()
+            await asyncio.gather(acquiring, return_exceptions=True)
+
+    async def _give_back(self, key: str, serial: int) -> None:
+        if (lease := self._held.pop((key, serial), None)) is not None:
+            await self._quietly(lease.release())
+
+    async def _give_all_back(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._give_back(*name) for name in list(self._held)))
+
+    async def _quietly(self, command: Awaitable[object]) -> None:
+        try:
+            await command
+        except LeaseUnavailable as error:
+            self._notices.tell(f"no lease service can be used ({error}): leases end by their TTL")
+
+    def _run(self, action: act.Task, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._done, action))
+        return task
+
+    def _done(self, action: act.Task, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if tell_if_failed(task, "a lease task failed", self._notices.tell):
+            self._report(self._flights.derailed(action.key, action.serial))
+
+    def _uploaded(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._uploading.get(key) is task:
+            del self._uploading[key]
