@@ -49,7 +49,7 @@ class StoreBreaker:
         self._store, self._notices = store, notices
         self._probes, self._looks_within, self._most_stuck = probes, looks_within, most_stuck
         root = store.root if store is not None else Path()
-        self._threads = BoundedThreads(root, "store", abreast=abreast, patience=patience, gives_up=True)
+        self._threads = BoundedThreads(root, abreast=abreast, patience=patience)
         self._threads.paused = store is not None and not store.opened
         self.faulty = store is not None and (not store.opened or store.reads_only is not None)
         """True if artifacts of this node do not get into the store now, as far as it knows."""

@@ -33,16 +33,15 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 class BoundedThreads:
     """Threads for the file system at `root`: `abreast` uses at a time; the others wait for their turn, in order.
 
-    A use that has had its thread for `patience` seconds is *stuck*; the wait for its turn does not count. With `gives_up` it ends
-    with `Silent`, another thread takes its place, and `paused` is set: each use whose turn comes ends with `Paused`, until the
-    owner clears it. Without `gives_up` a stuck use goes on, and keeps its place.
+    A use that has had its thread for `patience` seconds is *stuck*; the wait for its turn does not count. It ends with `Silent`,
+    another thread takes its place, and `paused` is set: each use whose turn comes ends with `Paused`, until the owner clears it.
     """
 
-    def __init__(self, root: Path, name: str, *, abreast: int, patience: float, gives_up: bool) -> None:
-        self.root, self._name, self._abreast, self._patience, self._gives_up = root, name, abreast, patience, gives_up
+    def __init__(self, root: Path, *, abreast: int, patience: float) -> None:
+        self.root, self._abreast, self._patience = root, abreast, patience
         self.paused = False
         self.stuck = 0  # threads that have not come back in time
-        self._turns, self._pool = asyncio.Semaphore(abreast), ThreadPoolExecutor(abreast, name)
+        self._turns, self._pool = asyncio.Semaphore(abreast), ThreadPoolExecutor(abreast)
         self._uses: set[asyncio.Task[Any]] = set()  # those that have a thread
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -68,12 +67,10 @@ class BoundedThreads:
             if not (await asyncio.wait({thread}, timeout=self._patience))[0]:
                 self.stuck += 1
                 thread.add_done_callback(self._is_back)
-                if self._gives_up:
-                    self.paused = True
-                    self._pool.shutdown(wait=False)  # its other threads finish their work
-                    self._pool = ThreadPoolExecutor(self._abreast, self._name)
-                    raise Silent(self.root, self._patience)
-                await asyncio.wait({thread})
+                self.paused = True
+                self._pool.shutdown(wait=False)  # its other threads finish their work
+                self._pool = ThreadPoolExecutor(self._abreast)
+                raise Silent(self.root, self._patience)
             return thread.result()
         finally:
             self._turns.release()

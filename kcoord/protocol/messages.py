@@ -41,13 +41,9 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Ready(Answer, op="ready"):
-    """The artifact is at the home that was asked for. `source`: ``store``, ``pack``, or ``wait`` for another's compile.
-
-    `landing` numbers the arrivals of artifacts on this node.
-    """
+    """The artifact is at the home that was asked for. `source`: ``store``, ``pack``, or ``wait`` for another's compile."""
 
     source: str
-    landing: int = dataclasses.field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -186,8 +182,7 @@ class Claim(Request, op="claim"):
 
     `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile. `passing`:
     the rank will throw the directory of `home` away; what is compiled there is shared on this node, and not with other nodes or
-    jobs. `missed`: the landing of the `Ready` before, whose artifact was
-    not there.
+    jobs.
     """
 
     digest: Digest
@@ -197,7 +192,6 @@ class Claim(Request, op="claim"):
     wait: bool = True
     recipe: Annotated[str | None, fields.digest] = None
     passing: bool = False
-    missed: int = 0
 
     @property
     def label(self) -> str:

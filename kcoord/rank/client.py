@@ -77,17 +77,16 @@ class AgentClient:
         recipe: str | None = None,
         while_waiting: Callable[[], None] | None = None,
         passing: bool = False,
-        missed: int = 0,
     ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `longest_wait` seconds, or, without `wait`, get `BUSY`.
 
         Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
         `while_waiting` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
-        `passing` and `missed` are those of `messages.Claim`.
+        `passing` is that of `messages.Claim`.
         """
         try:
             fields.check_key(key)  # else others would wait for an artifact that cannot be handed in
-            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, passing, missed))
+            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, passing))
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.longest_wait + self._settings.agent_timeout

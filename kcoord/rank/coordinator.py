@@ -150,15 +150,14 @@ class Coordinator:
             key = key.with_details(asked.explain())
         if not self.trusts(home) or is_running(key.digest):
             return self._compilation(key, home, asked.device, asked.aside, asked.target)
-        vanished, missed = list[Path](), 0
+        vanished: list[Path] = []
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             self.pool.missed(asked.target)
             answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home),
-                missed=missed,
-            )  # fmt: skip
+                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home)
+            )
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun
@@ -171,7 +170,6 @@ class Coordinator:
                 if asked.loads:
                     telemetry.loaded(artifact, answer.source, asked.aside, begun)
                 return artifact
-            missed = answer.landing
             if len(vanished) < attempt:
                 break  # it is torn, or for another GPU: the next answer would be the same
         if len(vanished) == 2:

@@ -246,7 +246,7 @@ def test_what_vanishes_again_and_again_is_asked_for_twice_and_then_compiled(
     eventually(lambda: list(sandbox.root.glob("store/v2/objects/??/*")))
     shutil.rmtree(home)
     removed: list[Path] = []
-    vanishing(monkeypatch, 9, lambda home: (removed.append(home), shutil.rmtree(home, ignore_errors=True)))
+    vanishing(monkeypatch, 9, lambda home: (removed.append(home), shutil.rmtree(home)))
     assert (second.get_or_compile(key(), write(b"code"), scope=TARGET).path / "kernel.bin").read_bytes() == b"code"
     assert len(removed) == 2
     assert outcomes(second) == {"requests": 1, "alone": 1, "compiles": 1}

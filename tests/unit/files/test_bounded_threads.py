@@ -30,8 +30,8 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(played())
 
 
-def io(abreast: int = 1, patience: float = 60.0, *, gives_up: bool = True) -> BoundedThreads:
-    return BoundedThreads(Path("/store"), "test", abreast=abreast, patience=patience, gives_up=gives_up)
+def io(patience: float = 60.0) -> BoundedThreads:
+    return BoundedThreads(Path("/store"), abreast=1, patience=patience)
 
 
 async def until_back(threads: BoundedThreads) -> None:
@@ -73,21 +73,6 @@ def test_a_stuck_use_is_given_up_and_the_others_get_no_thread_until_the_owner_re
         assert await threads.run(lambda: "done") == "done", "another thread has taken the stuck one's place"
         answers.set()
         await until_back(threads)
-        threads.close()
-
-    play(scenario)
-
-
-def test_without_giving_up_a_stuck_use_keeps_its_place_and_its_result(answers: threading.Event) -> None:
-    async def scenario() -> None:
-        threads = io(patience=0.05, gives_up=False)
-        first, second = (asyncio.create_task(threads.run(work)) for work in (lambda: answers.wait(60), lambda: "done"))
-        while not threads.stuck:
-            await asyncio.sleep(0.005)
-        assert (threads.paused, second.done()) == (False, False)
-        answers.set()
-        assert (await first, await second) == (True, "done")
-        assert threads.stuck == 0
         threads.close()
 
     play(scenario)
