@@ -73,9 +73,7 @@ class Observer:
 
 
 class Connections:
-    """All clients. ``asked(connection, request id, message)`` handles a request; its `ProtocolError` ends the connection.
-    ``gone(connection)`` is called once, when the client's process or its connection has ended. ``welcome(client)`` raises
-    `ProtocolError` for one that this agent must not serve.
+    """All clients. ``welcome(client)`` raises `ProtocolError` for one that this agent must not serve.
 
     `tells_clients`: notices go to a node's first rank too.
     """
@@ -85,8 +83,6 @@ class Connections:
         agent: str,
         notices: Notices,
         tells_clients: bool,
-        asked: Callable[[Connection, int, Request], None],
-        gone: Callable[[Connection], None],
         observer: Observer,
         welcome: Callable[[Identity], None] = lambda who: None,
         hello_timeout: float = _HELLO_TIMEOUT,
@@ -94,11 +90,13 @@ class Connections:
     ) -> None:
         self._hello_timeout, self._frame_timeout = hello_timeout, frame_timeout
         self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
-        self._asked, self._gone, self._observer, self._welcome = asked, gone, observer, welcome
+        self._observer, self._welcome = observer, welcome
         self._open: dict[int, Connection] = {}
         self._tasks: dict[asyncio.Task[None], Connection] = {}  # work for a client
         self._serving: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
         self._arriving: set[asyncio.Task[None]] = set()  # of these, clients that have not said hello
+        self._asked: Callable[[Connection, int, Request], None]
+        self._gone: Callable[[Connection], None]
         self._ending = False
         self._ids = itertools.count(1)
 
@@ -128,8 +126,18 @@ class Connections:
         found = self._open.get(connection)
         return found.watch.directory if found is not None and found.watch is not None else ""
 
-    def listen(self, listener: socket.socket) -> Callable[[], None]:
-        """Let clients in. The function that is returned closes the listener, and clients that have not said hello."""
+    def listen(
+        self,
+        listener: socket.socket,
+        asked: Callable[[Connection, int, Request], None],
+        gone: Callable[[Connection], None],
+    ) -> Callable[[], None]:
+        """Let clients in. The function that is returned closes the listener, and clients that have not said hello.
+
+        ``asked(connection, request id, message)`` handles a request; its `ProtocolError` ends the connection.
+        ``gone(connection)`` is called once, when the client's process or its connection has ended.
+        """
+        self._asked, self._gone = asked, gone
         listener.listen(BACKLOG)
         listener.setblocking(False)
         accepting = asyncio.create_task(self._accept(listener))

@@ -7,14 +7,12 @@ agent knows of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 
 class Launchers:
-    """Calls ``end()`` when the owner and all others have gone; never for an agent that has no owner."""
+    """Those who keep the agent alive: its owner, if it is `owned`, and launchers that attend."""
 
-    def __init__(self, owned: bool, end: Callable[[], None]) -> None:
-        self._owner_is_here, self._ownerless, self._end = owned, not owned, end
+    def __init__(self, owned: bool) -> None:
+        self._owner_is_here, self._ownerless = owned, not owned
         self._others: set[int] = set()  # connections of the launchers that attend
         self._leaving: set[int] = set()  # those among them that are ending
 
@@ -39,9 +37,10 @@ class Launchers:
             self._owner_is_here = False
         return stays
 
-    def gone(self, connection: int) -> None:
-        if connection in self._others:
-            self._others.remove(connection)
-            self._leaving.discard(connection)
-            if self.handed_over and not self._others:
-                self._end()
+    def gone(self, connection: int) -> bool:
+        """True if the owner and all others have gone now: the agent ends. Never of an agent that has no owner."""
+        if connection not in self._others:
+            return False
+        self._others.remove(connection)
+        self._leaving.discard(connection)
+        return self.handed_over and not self._others

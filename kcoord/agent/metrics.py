@@ -27,7 +27,7 @@ import kcoord
 from kcoord.agent.connections import Observer
 from kcoord.agent.flights import State
 from kcoord.agent.http_server import Application
-from kcoord.agent.parts import Parts
+from kcoord.agent.services import Services
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.leases.base import LeaseService
@@ -159,13 +159,13 @@ class Metrics(Observer):
 
     # The state of this moment.
 
-    def look(self, agent: str, namespace: str, parts: Parts, leases: LeaseService, notices: Notices) -> None:
+    def look(self, agent: str, namespace: str, services: Services, leases: LeaseService, notices: Notices) -> None:
         """Copy the state of `agent`. Call it on the event loop; it costs microseconds."""
         self._vitals = [
             ("kcoord_agent_info", (agent, namespace), 1.0),
             ("kcoord_build_info", (kcoord.__version__, platform.python_version()), 1.0),
             ("kcoord_notices_total", (), notices.since(0)[1]),
-            *_vitals(parts, leases),
+            *_vitals(services, leases),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -180,21 +180,21 @@ class Metrics(Observer):
         return found.values()
 
 
-def _vitals(parts: Parts, leases: LeaseService) -> Iterable[tuple[str, tuple[str, ...], float]]:
+def _vitals(services: Services, leases: LeaseService) -> Iterable[tuple[str, tuple[str, ...], float]]:
     yield "kcoord_last_pulse_timestamp_seconds", (), time.time()
-    yield "kcoord_clients", (), len(parts.connections)
-    yield "kcoord_leases_held", (), parts.claims.acquisition.held
+    yield "kcoord_clients", (), len(services.connections)
+    yield "kcoord_leases_held", (), services.claims.acquisition.held
     yield "kcoord_coordinated_by", (_label(leases.name),), 1.0
-    yield "kcoord_hedges_total", (), parts.claims.hedged
-    yield "kcoord_stalls_total", (), parts.claims.stalled_ones
-    if parts.tiers.store.exists:
-        yield "kcoord_store_usable", (), not parts.tiers.store.faulty
-    for name, value in parts.gauges().items():
+    yield "kcoord_hedges_total", (), services.claims.hedged
+    yield "kcoord_stalls_total", (), services.claims.stalled_ones
+    if services.tiers.store.exists:
+        yield "kcoord_store_usable", (), not services.tiers.store.faulty
+    for name, value in services.gauges().items():
         yield name, (), value
-    states = Counted(_ELSEWHERE if flight.remote else flight.state.value for flight in parts.claims.flights)
+    states = Counted(_ELSEWHERE if flight.remote else flight.state.value for flight in services.claims.flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         yield "kcoord_flights", (state,), states[state]
-    yield "kcoord_waiting_claims", (), sum(len(flight.waiters) for flight in parts.claims.flights)
+    yield "kcoord_waiting_claims", (), sum(len(flight.waiters) for flight in services.claims.flights)
     for breaker in leases.breakers():
         service = _label(str(breaker["service"]))
         yield "kcoord_breaker_open", (service,), breaker["state"] == "open"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import kcoord
 from kcoord.agent.connections import Connection, Observer
-from kcoord.agent.parts import Parts
 from kcoord.agent.requests import Requests
+from kcoord.agent.services import Services
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
 from kcoord.protocol.endpoint import log_to_file
@@ -70,12 +70,10 @@ class Agent:
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
         self._metrics, self._page, self._serves = metrics, page, serves
         self._store_root, observer = store.root if store is not None else None, metrics or Observer()
-        self._parts = Parts(
-            settings, leases, store, notices, self.id,
-            observer=observer, tells_clients=tells_clients, owned=owned,
-            request=lambda *request: self._requests.answer(*request), gone=self._gone, stop=self.stop,
-        )  # fmt: skip
-        self._requests = Requests(settings, self._parts, observer, self.status, self.stop, self.hand_over)
+        self._services = Services(
+            settings, leases, store, notices, self.id, observer, tells_clients=tells_clients, owned=owned
+        )
+        self._requests = Requests(settings, self._services, observer, self.status, self.stop, self.hand_over)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         # a claim that waits hears from us well within the time after which it takes us for dead
@@ -91,20 +89,20 @@ class Agent:
 
     def hand_over(self) -> bool:
         """The owner ends. True: the agent goes on for other launchers."""
-        stays = self._parts.launchers.owner_leaves()
+        stays = self._services.launchers.owner_leaves()
         if stays:
             log_to_file(self._settings.socket_path)
-            self._parts.connections.tells_clients = True
+            self._services.connections.tells_clients = True
         return stays
 
     @property
     def handed_over(self) -> bool:
         """True once the agent goes on without its owner."""
-        return self._parts.launchers.handed_over
+        return self._services.launchers.handed_over
 
     def status(self) -> dict[str, Any]:
         """The agent, its settings and its flights, as ``kcoord status --json`` prints them."""
-        parts, root = self._parts, self._store_root
+        services, root = self._services, self._store_root
         return {
             "agent": self.id,
             "pid": os.getpid(),
@@ -112,28 +110,28 @@ class Agent:
             "started": self._started,
             "coordinates": self._leases.name,
             "breaker": self._leases.breakers(),
-            "clients": len(parts.connections),
+            "clients": len(services.connections),
             "settings": self._settings.redacted(),
             "notices": self._notices.since(0)[0],
-            "flights": parts.claims.status(),
-            "uploads": parts.claims.acquisition.uploads,
-            "leases": parts.claims.acquisition.held,
-            "store": None if root is None else {"root": str(root), "usable": not parts.tiers.store.faulty},
-            "jobs": parts.timelines.latest(_JOBS_SHOWN),
-            "packs": parts.tiers.packs.status(),
-            "pools": parts.pools.status(),
-            "hedges": parts.claims.hedged,
-            "stalls": parts.claims.stalled_ones,
+            "flights": services.claims.status(),
+            "uploads": services.claims.acquisition.uploads,
+            "leases": services.claims.acquisition.held,
+            "store": None if root is None else {"root": str(root), "usable": not services.tiers.store.faulty},
+            "jobs": services.timelines.latest(_JOBS_SHOWN),
+            "packs": services.tiers.packs.status(),
+            "pools": services.pools.status(),
+            "hedges": services.claims.hedged,
+            "stalls": services.claims.stalled_ones,
             **{name: self._serves[name].bound if name in self._serves else None for name in ("metrics", "page")},
         }
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
         if self._settings.recorded_as is not None:
-            self._parts.tiers.packs.begin(self._settings.recorded_as)
+            self._services.tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
-        close = self._parts.connections.listen(listener)
+        close = self._services.connections.listen(listener, self._requests.answer, self._gone)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
         try:
@@ -150,25 +148,28 @@ class Agent:
         def left(phase: float) -> float:
             return max(0.0, begun + phase - time.monotonic())
 
-        await self._parts.connections.end(left(_TAKEN_IN), self._beat)
-        await self._parts.claims.acquisition.uploaded(left(_UPLOADED))
+        await self._services.connections.end(left(_TAKEN_IN), self._beat)
+        await self._services.claims.acquisition.uploaded(left(_UPLOADED))
         within = left(_WRITTEN)
         await _finish(
-            [self._parts.claims.acquisition.drain(within, _GIVEN_BACK - _WRITTEN), self._parts.chores.drain(within)],
+            [
+                self._services.claims.acquisition.drain(within, _GIVEN_BACK - _WRITTEN),
+                self._services.chores.drain(within),
+            ],
             left(_GIVEN_BACK),
         )
-        self._parts.tiers.close()
+        self._services.tiers.close()
         await _finish([self._leases.close()], left(_CLOSED))
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(self._beat)
-            self._parts.claims.tick()
-            self._parts.connections.beat()
-            self._parts.chores.pulse()
-            self._parts.pools.tick()
+            self._services.claims.tick()
+            self._services.connections.beat()
+            self._services.chores.pulse()
+            self._services.pools.tick()
             self._show()
-            if self._parts.connections or self._parts.claims.acquisition.busy:
+            if self._services.connections or self._services.claims.acquisition.busy:
                 self._last_used = time.monotonic()
             elif self._daemon and time.monotonic() - self._last_used > self._settings.idle_timeout:
                 self.stop()
@@ -181,14 +182,14 @@ class Agent:
     def _show(self) -> None:
         """Copy the state for threads that serve it over HTTP."""
         if self._metrics is not None:
-            self._metrics.look(self.id, self._settings.namespace, self._parts, self._leases, self._notices)
+            self._metrics.look(self.id, self._settings.namespace, self._services, self._leases, self._notices)
         if self._page is not None:
             self._page.look(self.status())
 
     async def _learn(self) -> None:
         """Take the compile times and the choices that the job's profile recorded."""
         if self._settings.recorded_as is not None:
-            self._parts.take_in(await self._parts.profiles.recorded(self._settings.recorded_as))
+            self._services.take_in(await self._services.profiles.recorded(self._settings.recorded_as))
 
     def _gone(self, connection: Connection) -> None:
         self._last_used = time.monotonic()

@@ -181,12 +181,11 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path:
 
     async def scenario() -> None:
         there = Connections(
-            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer(),
-            frame_timeout=0.2,
+            "agent", Notices(), False, Observer(), frame_timeout=0.2
         )  # fmt: skip
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))
-            close = there.listen(listener)
+            close = there.listen(listener, lambda c, n, message: asked.append(message), lambda c: None)
             slow, patient = await peer(tmp_path / "s"), await peer(tmp_path / "s")
             slow[1].write(half[:-1])
             patient[1].write(half)

@@ -121,29 +121,26 @@ def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
 
 
 def test_who_is_last() -> None:
-    ended: list[bool] = []
-    launchers = Launchers(True, lambda: ended.append(True))
+    launchers = Launchers(True)
     assert not launchers.owner_leaves()
     launchers.attend(1)
     launchers.attend(2)
     assert not launchers.leaves(1)
     assert launchers.owner_leaves()
     assert launchers.handed_over
-    launchers.gone(1)
-    launchers.gone(7)  # a rank
-    assert not ended
+    assert not launchers.gone(1)
+    assert not launchers.gone(7), "a rank"
     assert launchers.leaves(2)
-    launchers.gone(2)
-    assert ended == [True]
+    assert launchers.gone(2)
 
 
 def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
-    others = Launchers(True, lambda: None)
+    others = Launchers(True)
     others.attend(1)
     others.attend(2)
     assert others.owner_leaves()
     assert [others.leaves(1), others.leaves(2)] == [False, True], "neither has gone yet"
-    with_owner = Launchers(True, lambda: None)
+    with_owner = Launchers(True)
     with_owner.attend(1)
     assert not with_owner.leaves(1)
     assert not with_owner.owner_leaves(), "the other one ends, too, and has been told that it is not the last"

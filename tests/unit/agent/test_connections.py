@@ -36,9 +36,7 @@ class Clients:
     hello_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        self.there = Connections(
-            "agent", Notices(), False, self._ask, self.gone.append, Observer(), hello_timeout=self.hello_timeout
-        )
+        self.there = Connections("agent", Notices(), False, Observer(), hello_timeout=self.hello_timeout)
 
     def _ask(self, connection: Connection, request: int, message: messages.Request) -> None:
         self.asked.append(request)
@@ -70,7 +68,7 @@ def serving(
     async def run() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(clients.path))
-            close = clients.there.listen(listener)
+            close = clients.there.listen(listener, clients._ask, clients.gone.append)
             await scenario(clients)
             while len(clients.there):
                 await asyncio.sleep(0.005)

@@ -1,8 +1,8 @@
-"""The agent's parts, and what each of them needs of the others."""
+"""The agent's services, built in order: each knows those before it, and none is handed a way back up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
@@ -14,7 +14,7 @@ from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.claims import Claims
-from kcoord.agent.connections import Connection, Connections, Observer
+from kcoord.agent.connections import Connections, Observer
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.measurements import SharedMeasurements
@@ -26,17 +26,12 @@ from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
 from kcoord.packs.recipe import Recipe
-from kcoord.protocol import messages
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 
-class Parts:
-    """The parts of the agent `agent_id`.
-
-    ``request(connection, request id, message)`` answers a client, and ``gone(connection)`` hears that it has left. With `owned`,
-    ``stop()`` is called after the last launcher.
-    """
+class Services:
+    """The services of the agent `agent_id`. `owned`: a launcher started it."""
 
     def __init__(
         self,
@@ -45,18 +40,14 @@ class Parts:
         store: Store | None,
         notices: Notices,
         agent_id: str,
-        *,
         observer: Observer,
+        *,
         tells_clients: bool,
         owned: bool,
-        request: Callable[[Connection, int, messages.Request], None],
-        gone: Callable[[Connection], None],
-        stop: Callable[[], None],
     ) -> None:
         self.connections = Connections(
-            agent_id, notices, tells_clients, request, gone, observer,
-            welcome=lambda who: who.expected.check(settings),
-        )  # fmt: skip
+            agent_id, notices, tells_clients, observer, welcome=lambda who: who.expected.check(settings)
+        )
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
         self.used_artifacts = UsedArtifacts(settings.local_dir)
         self.tiers = Tiers(
@@ -87,7 +78,7 @@ class Parts:
         self.chores = Chores(*(part.chores for part in with_chores), signing_keys(trust, notices))
         self.pools = Pools(settings.pool_workers, self.connections, self.profiles, self.take_in, notices)
         self._retention = in_store, on_node
-        self.launchers = Launchers(owned, stop)
+        self.launchers = Launchers(owned)
 
     def gauges(self) -> dict[str, float]:
         """For the metrics: what the store and this node hold, as far as it is known."""
