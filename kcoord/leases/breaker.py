@@ -104,6 +104,12 @@ class Breaker(LeaseService):
                 self._open(error)
         return await command(self.serving)
 
+    def lost(self, service: LeaseService, error: LeaseUnavailable) -> bool:
+        """A watch of `service` ended in `error`. False: nobody serves in its place."""
+        if service is self._first:
+            self._open(error)
+        return service is self._first
+
     def _is_away(self, lease: Lease) -> bool:
         return self.open and lease.grantor is self._first
 
@@ -162,7 +168,11 @@ class _Watch(Watch):
 
     async def changed(self, timeout: float) -> bool:
         if self._watch is not None and self._service is self._breaker.serving:
-            return await self._watch.changed(timeout)
+            try:
+                return await self._watch.changed(timeout)
+            except LeaseUnavailable as error:
+                if not self._breaker.lost(self._service, error):
+                    raise
         await self._follow()
         return True
 

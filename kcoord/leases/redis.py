@@ -73,6 +73,7 @@ ACQUIRE = Script("""
 local key, lease, void = KEYS[1], ARGV[1], ARGV[3]
 local value = redis.pcall('GET', key)
 if type(value) == 'table' then redis.call('DEL', key) value = false end
+if redis.call('PTTL', key) == 0 then value = false end  -- it has ended, and a replica's scripts see it still
 
 local function left(ttl)  -- longer than that: the server's clock was set back, or somebody else wrote it
   local ms, most = redis.call('PTTL', key), math.min(tonumber(ttl), 86400000)

@@ -14,7 +14,7 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.cli import status
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, Lease, LeaseService, Ready, Wait, leased
+from kcoord.leases.base import Answer, Lease, LeaseService, Ready, Wait, Watch, leased
 from kcoord.leases.breaker import Breaker
 from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
@@ -204,6 +204,26 @@ async def test_a_waiter_goes_over_to_the_second_service_and_back(redis_server: R
         again = await asyncio.wait_for(waiter, BOUND)
         assert isinstance(again, Lease)
         assert again.grantor is service._first
+
+
+async def test_a_watch_that_its_service_ends_goes_on_at_the_second_one() -> None:
+    class Ends(LocalLeases):
+        def watch(self, key: str) -> Watch:
+            watch = super().watch(key)
+            watch.changed = gone  # type: ignore[method-assign]
+            return watch
+
+    async def gone(timeout: float) -> bool:
+        raise LeaseUnavailable("cannot subscribe")
+
+    lines: list[str] = []
+    service = Breaker(Ends(**_TIMES), LocalLeases(**_TIMES), lines.append)
+    async with service.watch("k") as watch:
+        assert await watch.changed(1.0), "ask again"
+        assert service.open
+        assert not await watch.changed(0.01)
+    assert len(lines) == 1
+    await service.close()
 
 
 async def test_a_lease_is_not_called_lost_because_redis_is_and_is_taken_again_when_it_is_back(
