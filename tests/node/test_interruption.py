@@ -19,9 +19,10 @@ from kcoord.artifacts import local
 from kcoord.backends import abandoned_frames
 from kcoord.backends.fail_open import fails_open
 from kcoord.interruption import interruption_in
-from kcoord.rank import compilation, spawn
+from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
+from kcoord.rank.staging import StagingDirectories
 from kcoord.rank.telemetry import RankTelemetry
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -242,7 +243,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(RankTelemetry, "waited"), (local, "has_room"), (Path, "read_bytes")],
+    [(RankTelemetry, "waited"), (local, "has_room"), (StagingDirectories, "is_shared")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(
@@ -284,7 +285,7 @@ def test_a_rank_that_is_interrupted_before_it_hands_in_holds_up_nobody_though_th
     def too_slow(number: int, frame: Any) -> None:
         raise TooSlow
 
-    def read(staging: Path) -> dict[str, bytes]:
+    def is_shared(staging: Path) -> bool:
         alarm()
         raise AssertionError("the alarm has raised")
 
@@ -295,7 +296,7 @@ def test_a_rank_that_is_interrupted_before_it_hands_in_holds_up_nobody_though_th
         led = first.request(asked)
         assert isinstance(led, Compilation)
         write(led.staging)
-        monkeypatch.setattr(compilation, "_contents", read)
+        monkeypatch.setattr(led.context.directories, "is_shared", is_shared)
         with handled_by(too_slow), pytest.raises(TooSlow):
             led.publish()
         monkeypatch.undo()
