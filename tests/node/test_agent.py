@@ -781,7 +781,7 @@ def test_an_agent_whose_pulse_fails_ends_so_that_the_next_one_is_started() -> No
         def broken() -> None:
             raise ZeroDivisionError
 
-        agent._parts.pools.tick = broken  # type: ignore[method-assign]
+        agent._services.pools.tick = broken  # type: ignore[method-assign]
         await asyncio.wait_for(serving, 20)
         assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
 
