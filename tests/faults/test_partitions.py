@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 
 _REDIS = NODES  # the number of its host
 _TTL = 3.0  # seconds
-_LOST = 12.0  # seconds; a silence of 10, and what follows
+_LOST = 15.0  # seconds; a silence of 10, a re-check of 2, and what follows
 
 
 @dataclass

@@ -554,7 +554,7 @@ def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
         assert not answered
         assert not tasks.busy
-        assert await tasks.tiers.store.use(lambda store: 1, 5.0) is None
+        assert await tasks.tiers.store.use(lambda store: 1) is None
         with pytest.raises(RuntimeError):
             await tasks.tiers.locally(lambda: 1)
 

@@ -484,7 +484,6 @@ def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox
     interposer.stall("open", below=store / "v2" / "objects" / chosen.key.digest[:2], seconds=30)
     report = tune(sandbox, 32, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
     assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
-    assert "has not answered for 1 s" in report["stderr"]
     again = tune(sandbox, 64, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
     assert again["choice"] == 32, "the node agrees"
 
