@@ -53,6 +53,7 @@ class Services:
         self.tiers = Tiers(
             store, settings.local_dir, notices,
             learn=self.expectations.learn, in_store=self.used_artifacts.stored, observer=observer,
+            required=settings.policy == "require",
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self.timelines = Timelines(root, settings.local_dir, agent_id, notices)

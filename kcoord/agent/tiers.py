@@ -37,7 +37,8 @@ _ONE_IN = 16  # agents that fetch an artifact tells retention
 class Tiers:
     """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``in_store(digest)`` each artifact that
     was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used:
-    it must be this user's alone.
+    it must be this user's alone. `required`: signatures are, also without a store; then only homes that this agent has filled are
+    copied.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Tiers:
         learn: Callable[[str, float], None],
         in_store: Callable[[str], object],
         observer: Observer | None = None,
+        required: bool = False,
     ) -> None:
         self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
+        self._required = required or self._trust.required
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -99,7 +102,7 @@ class Tiers:
                 self._check((there, home))
                 if local.is_whole(home, digest):
                     return True
-                if self._trust.required and self._filled.get(digest) != there:
+                if self._required and self._filled.get(digest) != there:
                     return False  # it may be another agent's, with less trust
                 found = self._whole(there, digest)
                 if found is None:

@@ -467,6 +467,24 @@ def test_nothing_is_copied_from_or_to_where_others_may_write(tmp_path: Path, whe
     assert [line for line in notices.since(0)[0] if str(tmp_path / where) in line]
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_where_signatures_are_required_only_homes_that_this_agent_has_filled_are_copied(
+    tmp_path: Path, required: bool
+) -> None:
+    """Also without a store. Another agent, with less trust, may have filled the home of a rank."""
+
+    async def scenario() -> None:
+        tiers, key = Tiers(None, tmp_path, Notices(), **_NOBODY, required=required), key_of("k")
+        theirs, ours = at_home(tmp_path / "theirs" / "k"), tmp_path / "ours" / "k"
+        assert await tiers.bring_home(key.digest, theirs, tmp_path / "one" / "k") is not required
+        staging = stage(ours)
+        await tiers.publish_locally(staging, ours, key, 0.5, Origin.here(1, 0, ""))
+        assert await tiers.bring_home(key.digest, ours, tmp_path / "two" / "k")
+        tiers.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_home_that_takes_no_files_is_told_of(tmp_path: Path) -> None:
     there, notices = at_home(tmp_path / "one" / "k"), Notices()
     (tmp_path / "two").write_text("no directory")
