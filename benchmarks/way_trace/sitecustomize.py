@@ -14,7 +14,8 @@ from pathlib import Path
 
 _WHERE = os.environ.get("WAY_TRACE", "")
 _NAME = "way.bin"  # the artifact's file
-_ROOMS = (f"{os.sep}kcoord{os.sep}", f"{os.sep}kcoord_launch{os.sep}")
+_ROOT = Path(__file__).resolve().parents[2]  # a clone's directory may be called kcoord, too
+_ROOMS = (f"{_ROOT}/kcoord/", f"{_ROOT}/launch/kcoord_launch/")
 _calls: list = []
 _numbers: dict = {}
 _opens: list = []
@@ -26,7 +27,7 @@ def _record(frame, event, argument):
         code = frame.f_code
         number = _numbers.get(code)
         if number is None:
-            own = any(room in code.co_filename for room in _ROOMS) and code.co_name not in _INNER
+            own = code.co_filename.startswith(_ROOMS) and code.co_name not in _INNER
             number = _numbers[code] = len(_numbers) if own else -1
         if number >= 0:
             _calls.append((time.monotonic(), threading.get_ident(), number))

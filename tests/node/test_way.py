@@ -20,6 +20,7 @@ def traced() -> Traced:
     return trace(rounds=3)
 
 
+@pytest.mark.serial  # a busy machine lets more of the agent's periodic work into the interval
 def test_a_claim_passes_no_more_functions_and_files_than_it_did(traced: Traced) -> None:
     claim, publish = traced.ways["claim", "all"], traced.ways["publish", "all"]
     assert (claim.functions <= 494, claim.files <= 72, claim.moves <= 886) == (True, True, True), claim

@@ -258,7 +258,7 @@ def test_threads_that_hang_leave_their_places_to_others_once_the_store_answers(t
         assert disk.told == [CANNOT, BACK]
         hold.end()
 
-    play(tmp_path, scenario, patience=0.3)
+    play(tmp_path, scenario, patience=1.0)
 
 
 def test_a_use_that_hangs_beyond_the_end_of_an_outage_begins_another(tmp_path: Path) -> None:
