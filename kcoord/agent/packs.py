@@ -22,11 +22,12 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.daemon import in_daemon
 from kcoord.latest import Latest
 from kcoord.packs.index import PackInvalid
 from kcoord.packs.pack import Pack, read_pack
-from kcoord.packs.pack_files import newest_pack, note_here, touch_pack, was_here
+from kcoord.packs.pack_files import newest_pack, note_here, was_here
 from kcoord.telemetry.events import Notices, tell_if_failed
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
@@ -125,7 +126,7 @@ class Packs:
             for profile in list(self._named):
                 with suppress(OSError, StoreError):
                     if (path := newest_pack(store.root, profile, store.trust)) is not None:
-                        touch_pack(store.root, path)
+                        beneath.mark_used(path, store.root)
 
         await self._store.use(touch)
 

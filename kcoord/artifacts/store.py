@@ -14,7 +14,6 @@ import hashlib
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,7 +33,6 @@ from kcoord.files.reading import open_plain
 from kcoord.files.rename import refresh_names, set_aside
 
 _LARGEST_PROBE = 1 << 20
-_TOUCHED_AFTER = 86400.0  # seconds
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, for a file that is removed while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -208,13 +206,8 @@ class Store:
         return found.manifest, found.contents(), manifest_digest(encoded)
 
     def touch(self, digest: str) -> None:
-        """Tell retention that the artifact is in use, unless somebody has within a day. Raises nothing: another user's may not be
-        touched.
-        """
-        with suppress(OSError):
-            home = self.home(digest)
-            if time.time() - beneath.lstat(home, self.root).st_mtime > _TOUCHED_AFTER:
-                beneath.touch(home, self.root)
+        """Tell retention that the artifact is in use. Raises nothing."""
+        beneath.mark_used(self.home(digest), self.root)
 
     def manifest_bytes(self, digest: str) -> bytes | None:
         """The manifest as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no object."""

@@ -4,7 +4,7 @@ Below `root` each directory on the way to a name is opened in turn, and none of 
 belongs to an open directory: a link that is put in a directory's place meanwhile changes nothing. A link at `root`, or above it,
 is followed: a user chose it. Without `root` the directory that holds the name is found by its path, as one of this user's own.
 
-Every function raises OSError: NotADirectoryError where a link, or a file, is in a directory's place.
+Every function but `mark_used` raises OSError: NotADirectoryError where a link, or a file, is in a directory's place.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+MARKED_AFTER = 86400.0  # seconds
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 64  # directories of a tree that is removed, each an open file; ours have three at most
@@ -81,6 +83,13 @@ def touch(path: Path, root: Path | None = None) -> None:
     """Set the times of `path` to now; a link's own."""
     with opened(path.parent, root) as parent:
         os.utime(path.name, dir_fd=parent, follow_symlinks=False)
+
+
+def mark_used(path: Path, root: Path) -> None:
+    """Tell retention that `path` is in use, unless somebody has within a day. Raises nothing: it may be another user's."""
+    with suppress(OSError):
+        if time.time() - lstat(path, root).st_mtime > MARKED_AFTER:
+            touch(path, root)
 
 
 def touched(directory: Path, root: Path | None = None) -> float:

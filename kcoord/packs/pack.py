@@ -31,10 +31,11 @@ from kcoord.artifacts.object import StoredObject, read_object
 from kcoord.artifacts.signing import OVERHEAD, PACK, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import open_unwaiting
 from kcoord.packs.index import ANY_NUMBER, MOST_LISTED, Index, Packed, PackInvalid, Use, sha256
-from kcoord.packs.pack_files import LARGEST_PACK, newest_pack, touch_pack
+from kcoord.packs.pack_files import LARGEST_PACK, newest_pack
 
 LARGEST_INDEX = 40 << 20  # bytes, of a profile's pack: `MOST_LISTED` entries with long places
 _LARGEST_INDEX_OF_ALL = 256 << 20
@@ -240,7 +241,7 @@ def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
             if path is None:
                 return None
             copy = _copied(path, local_dir)
-            touch_pack(store.root, path)
+            beneath.mark_used(path, store.root)
             return Pack(path, store, copy, most=MOST_LISTED)
         except (FileNotFoundError, NotADirectoryError):
             continue

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ from kcoord.packs.automatic import is_automatic, nearest
 from kcoord.packs.recipe_files import times_of_profiles
 
 LARGEST_PACK = 256 << 20  # bytes
-TOUCHED_AFTER = 86400.0  # seconds
 SUFFIX = ".pack"
 _CONTENT = 16  # digits, of a hash
 _HIGHEST = 10**12 - 1
@@ -91,13 +89,6 @@ def newest_pack(store: Path, profile: str, trust: Trust = OFF) -> Path | None:
     return found[0] if found else None
 
 
-def touch_pack(store: Path, path: Path) -> None:
-    """Tell retention that a job uses the pack, unless some job has within a day. Raises nothing: it may be another user's."""
-    with suppress(OSError):
-        if time.time() - beneath.lstat(path, store).st_mtime > TOUCHED_AFTER:
-            beneath.touch(path, store)
-
-
 def all_packs(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every pack with its status, one profile after the other; no link is followed. Raises OSError."""
     root = packs_directory(store, "")
@@ -118,7 +109,7 @@ def was_here(store: Path, profile: str, trust: Trust, local_dir: Path) -> bool:
     with suppress(OSError, StoreError):
         path = newest_pack(store, profile, trust) if here.exists() else None
         if path is not None and (here / path.stem).exists():
-            touch_pack(store, path)
+            beneath.mark_used(path, store)
             return True
     return False
 

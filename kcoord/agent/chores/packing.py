@@ -19,10 +19,10 @@ from kcoord.agent.packs import Packs
 from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.files.beneath import MARKED_AFTER
 from kcoord.leases.base import LeaseService, leased
 from kcoord.packs.index import PackInvalid, Use
 from kcoord.packs.pack import Pack
-from kcoord.packs.pack_files import TOUCHED_AFTER
 from kcoord.packs.recipe import today
 from kcoord.packs.writing import USED_WITHIN, added, own_pack, write_pack
 from kcoord.retention.pins import is_pinned
@@ -52,7 +52,7 @@ class PackWriter:
         self.chores: list[Chore] = []
         if store is not None:
             self.chores.append(
-                Chore("uses of packs", lane, packs.touch, notices, first=TOUCHED_AFTER, every=TOUCHED_AFTER)
+                Chore("uses of packs", lane, packs.touch, notices, first=MARKED_AFTER, every=MARKED_AFTER)
             )
         if store is not None and profile is not None and store.trust.publishes:
             write = functools.partial(self._write, store, profile)

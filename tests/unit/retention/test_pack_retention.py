@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
+from kcoord.files import beneath
 from kcoord.packs.pack import read_pack
-from kcoord.packs.pack_files import pack_name, packs_directory, packs_of, touch_pack
+from kcoord.packs.pack_files import pack_name, packs_directory, packs_of
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
@@ -73,7 +74,7 @@ def test_a_pack_that_nobody_has_read_for_long_goes_and_its_artifacts_stay(store:
 
 
 def test_a_pack_that_jobs_read_stays(store: Store) -> None:
-    touch_pack(store.root, pack_of(store))
+    beneath.mark_used(pack_of(store), store.root)
     assert run(store, unused_for=10 * DAY).removed == []
     pack_of(store)
 
@@ -82,7 +83,7 @@ def test_a_pack_that_jobs_read_keeps_what_it_lists_whatever_jobs_have_of_it_on_t
     (unlisted,) = [publish(store, "unlisted")]
     for digest in store.digests():
         older(store.home(digest), 40 * DAY)
-    touch_pack(store.root, pack_of(store))
+    beneath.mark_used(pack_of(store), store.root)
     assert [d.entry.name for d in run(store, unused_for=10 * DAY).removed] == [unlisted]
     older(pack_of(store), 20 * DAY)
     assert len(run(store, unused_for=10 * DAY).removed) == ARTIFACTS + 1
@@ -91,7 +92,7 @@ def test_a_pack_that_jobs_read_keeps_what_it_lists_whatever_jobs_have_of_it_on_t
 def test_where_signatures_are_required_a_pack_that_nobody_signed_keeps_nothing(store: Store) -> None:
     for digest in store.digests():
         older(store.home(digest), 40 * DAY)
-    touch_pack(store.root, pack_of(store))
+    beneath.mark_used(pack_of(store), store.root)
     found = collect(store.root, Limits(unused_for=10 * DAY, least_age=0), trust=trust(OURS), dry_run=True)
     assert len(found.removed) == ARTIFACTS
 
