@@ -1,8 +1,9 @@
-"""Sizes and times as people write them: ``50GiB``, ``30d``."""
+"""Sizes, times, counts and lists as people write them: ``50GiB``, ``30d``, ``2 kernels``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _SIZES = {
     "": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50,
@@ -45,3 +46,14 @@ def span_text(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def several(count: int, one: str, many: str = "") -> str:
+    """``1 kernel``, ``2,000 kernels``. `many`: by default `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """``a, b and 1,998 more``."""
+    left = len(texts) - most
+    return separator.join(texts[:most]) + (f" and {left:,} more" if left > 0 else "")

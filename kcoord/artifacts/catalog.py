@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
@@ -17,28 +17,20 @@ from kcoord.files.shared_directory import written_at
 from kcoord.settings import Settings
 
 
-def artifacts_of(settings: Settings) -> list[Manifest]:
-    """The manifests of the store's and the local tier's artifacts, each key once. Raises `StoreError`."""
-    found = {m.key.digest: m for m in _local(settings)}
-    if settings.store_root is not None:
-        check_is_store(settings.store_root)
-        found |= {m.key.digest: m for m in Store(settings.store_root).manifests()}
-    return list(found.values())
+def newest_first(settings: Settings, wanted: Callable[[str], bool] = lambda digest: True) -> Iterator[Manifest]:
+    """The manifests of the store's and the local tier's artifacts whose digests are `wanted`, each key once, newest first.
 
-
-def newest_first(settings: Settings) -> Iterator[Manifest]:
-    """As `artifacts_of`, one by one, newest first. Memory holds a name and a time of each.
-
-    Raises `StoreError`; at the call if there is no store.
+    They are read one by one; memory holds a name and a time of each. Raises `StoreError`; at the call if there is no store.
     """
     root = settings.store_root
     stored: list[tuple[float, str]] = []
     if root is not None:
         check_is_store(root)
         with store_errors(root):
-            stored = [(status.st_mtime, path.name) for path, status in Store(root).objects()]
+            stored = [(found.st_mtime, path.name) for path, found in Store(root).objects() if wanted(path.name)]
     local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
-    return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
+    found = _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
+    return (manifest for manifest in found if wanted(manifest.key.digest))
 
 
 def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]]) -> Iterator[Manifest]:
@@ -65,10 +57,6 @@ def _has_manifest(home: Path) -> bool:
     except OSError:
         return True  # its reader reports why it cannot be read
     return True
-
-
-def _local(settings: Settings) -> list[Manifest]:
-    return [manifest for path in local_manifests(settings.local_dir) if (manifest := _read(path.parent)) is not None]
 
 
 def _read(home: Path) -> Manifest | None:

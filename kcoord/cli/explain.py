@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kcoord.artifacts.catalog import artifacts_of
+from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
@@ -22,7 +22,7 @@ def command(settings: Settings, key: str, other: str | None, as_json: bool) -> N
 
     A KEY is the start of a digest as 'kcoord ls' prints it, or a kernel's name if only one artifact has it.
     """
-    found = artifacts_of(settings)
+    found = list(newest_first(settings))
     mine = _find(found, key)
     theirs = _find(found, other) if other else nearest(earlier(found, mine), mine)
     differences = factor_diffs(theirs, mine) if theirs else []

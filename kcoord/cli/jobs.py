@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import io
 import re
 import sys
@@ -21,10 +20,10 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
-from kcoord.report.tables import several
 from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
+from kcoord.units import several
 
 STDOUT = Path("-")
 _MOST_LISTED = 100  # jobs, in a table
@@ -75,10 +74,10 @@ def _list_jobs(settings: Settings, as_json: bool) -> None:
     if not found:
         echo("no job has left a time line here yet")
         return
-    table = Table("job", "last written (UTC)", "files")
+    table = Table("job", "last written (UTC)")
     for job in found[:_MOST_LISTED]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(job.updated))
-        table.add_row(printable(job.job), when, str(job.files))
+        table.add_row(printable(job.job), when)
     console = Console()
     console.print(table)
     if len(found) > _MOST_LISTED:
@@ -96,7 +95,7 @@ def _default_output(job: str, suffix: str) -> Path:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[str]]:
-    """A text file at `path`, compressed for .gz; ``-`` is stdout. Raises `KcoordError`."""
+    """A text file at `path`; ``-`` is stdout. Raises `KcoordError`."""
     if path == STDOUT:
         if sys.stdout is None:
             raise KcoordError("stdout is closed: name a file with -o")
@@ -108,11 +107,7 @@ def output_file(path: Path) -> Iterator[IO[str]]:
             out.detach()
         return
     try:
-        with (
-            gzip.open(path, "wt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open("w", encoding="utf-8") as file
-        ):
+        with path.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
         shown, why = plain_text(str(path), 1000), error.strerror or error

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
-from kcoord.artifacts.catalog import artifacts_of
+from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.jobs import STDOUT, job_command, output_file, scope_of
 from kcoord.cli.options import print_json
@@ -14,12 +12,12 @@ from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.report.differences import Divergence, distinguishing_factors, divergences_of
 from kcoord.report.findings import findings_of, why_again
-from kcoord.report.page import page, waiting_share
-from kcoord.report.tables import first_few, nodes_text, ranges, ranks_text, several
+from kcoord.report.page import page
 from kcoord.report.timeline import Timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.figures import summary
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
+from kcoord.units import first_few, several
 
 _MOST_LINES = 10
 _FEW = 3  # factors or groups in a line
@@ -27,23 +25,15 @@ _LONGEST_VALUE = 80  # characters
 
 
 @job_command("report", ".html")
-@click.option(
-    "--keys/--no-keys",
-    default=True,
-    show_default=True,
-    help="Compare the keys of ranks; reads the manifest of every artifact.",
-)
-def command(timeline: Timeline, path: Path, settings: Settings, keys: bool, as_json: bool) -> None:
+def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -> None:
     """Write one HTML page about JOB: its time line, the slowest kernels, and the keys that differ by rank.
 
     Without JOB, list the jobs that have left a time line, newest first.
     """
     found = findings_of(timeline)
-    manifests = _manifests(settings, timeline) if keys else []
+    manifests = _manifests(settings, timeline, {kernel.key for kernel in found.kernels})
     divergences = divergences_of(timeline, found, manifests)
-    asked = {kernel.key for kernel in found.kernels}
-    variants = distinguishing_factors(m for m in manifests if m.key.digest[:KEY_DIGITS] in asked)
-    texts = {digest[:KEY_DIGITS]: text for digest, text in variants.items()}
+    texts = {digest[:KEY_DIGITS]: text for digest, text in distinguishing_factors(manifests).items()}
     for kernel in found.kernels:
         kernel.variant = texts.get(kernel.key, "")
     with output_file(path) as file:
@@ -57,7 +47,6 @@ def command(timeline: Timeline, path: Path, settings: Settings, keys: bool, as_j
             "nodes": timeline.nodes,
             "ranks": timeline.ranks,
             **timeline.figures,
-            "waiting_share": waiting_share(timeline, found),
             "duplicates": [{"name": k.name, "key": k.key, "why": why_again(k)} for k in found.duplicates],
             "failed": [k.name for k in found.failures],
             "divergences": [_document(divergence) for divergence in divergences],
@@ -81,17 +70,16 @@ def line_of(divergence: Divergence) -> str:
     kernels = several(len(divergence.kernels), "kernel has", "kernels have")
     factors = first_few([plain_text(factor) for factor in divergence.factors], _FEW)
     groups = [
-        f"{', '.join(plain_text(v, _LONGEST_VALUE) for v in values[:_FEW])} on {ranks_text(sorted(group.ranks))} of "
-        f"{nodes_text(group.nodes)}"
+        f"{', '.join(plain_text(v, _LONGEST_VALUE) for v in values[:_FEW])} on {group.ranks_text} of {group.nodes_text}"
         for values, group in divergence.groups.items()
     ]
     return f"{kernels} other keys on other ranks: {factors}: {first_few(groups, _FEW, '; ')} ({divergence.remedy})"
 
 
-def _manifests(settings: Settings, timeline: Timeline) -> list[Manifest]:
-    """All manifests; none, and a problem, if they cannot be read."""
+def _manifests(settings: Settings, timeline: Timeline, keys: set[str]) -> list[Manifest]:
+    """The manifests of the job's keys; none, and a problem, if they cannot be read."""
     try:
-        return artifacts_of(settings)
+        return list(newest_first(settings, lambda digest: digest[:KEY_DIGITS] in keys))
     except (KcoordError, OSError) as error:
         timeline.problems.append(f"artifacts, so that the keys of ranks are not compared: {error}")
         return []
@@ -105,7 +93,7 @@ def _document(divergence: Divergence) -> dict[str, object]:
         "kernels": [k.name for k in divergence.kernels.values()],
         "keys": list(divergence.kernels),
         "groups": [
-            {"ranks": ",".join(ranges(sorted(group.ranks))), "nodes": group.nodes, "values": values}
+            {"ranks": ",".join(group.ranges), "nodes": group.nodes, "values": values}
             for values, group in divergence.groups.items()
         ],
     }

@@ -9,12 +9,12 @@ from kcoord.cli.console import Console
 from kcoord.cli.jobs import scope_of
 from kcoord.cli.options import WHERE, print_json, printable, running_agent, subcommand
 from kcoord.cli.output import echo
-from kcoord.report.tables import first_few
 from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.figures import summary
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import plain_text
+from kcoord.units import first_few
 
 _MOST_NAMED = 20
 

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
-from kcoord.report.tables import first_few
 from kcoord.settings import Settings
+from kcoord.units import first_few
 
 _REFRESH = 0.5  # seconds
 

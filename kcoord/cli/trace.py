@@ -7,10 +7,10 @@ from pathlib import Path
 from kcoord.cli.jobs import STDOUT, job_command, output_file
 from kcoord.cli.options import print_json
 from kcoord.cli.output import echo
-from kcoord.report.tables import several
 from kcoord.report.timeline import Timeline
 from kcoord.report.trace import write_chrome
 from kcoord.settings import Settings
+from kcoord.units import several
 
 
 @job_command("trace", ".trace.json", ", *.gz is compressed")

@@ -26,8 +26,8 @@ from kcoord.files.faults import store_errors
 from kcoord.packs.index import PackInvalid
 from kcoord.packs.pack import Pack
 from kcoord.packs.pack_files import all_packs
-from kcoord.report.tables import several
 from kcoord.settings import Settings
+from kcoord.units import several
 
 _MOST_SHOWN = 200
 _DIGITS = 64

@@ -18,14 +18,16 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 from kcoord.report.findings import Findings, Kernel
-from kcoord.report.tables import first_few
 from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
+from kcoord.units import first_few
 
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 _MOST_GROUPS = 64  # of one kernel's ranks
 _FEW = 4  # factors that tell keys apart
 _LONGEST_VALUE = 40  # characters
+_MOST_RANGES = 8
+_MOST_NODES = 3
 _DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _INSTALLED = (
     "compiler", "compilers", "driver", "libc", "machine", "packages", "platform", "python", "toolchain", "tools", "torch",
@@ -85,6 +87,28 @@ class Group:
 
     ranks: set[int] = field(default_factory=set)
     nodes: list[str] = field(default_factory=list)
+
+    @property
+    def ranges(self) -> list[str]:
+        """The ranks as Slurm writes them: ``["0-7", "9"]``."""
+        found: list[list[int]] = []
+        for rank in sorted(self.ranks):
+            if found and rank == found[-1][-1] + 1:
+                found[-1] = [found[-1][0], rank]
+            else:
+                found.append([rank])
+        return ["-".join(map(str, each)) for each in found]
+
+    @property
+    def ranks_text(self) -> str:
+        """``ranks 0-7, 9``."""
+        found = self.ranges
+        more = f" and more, {len(self.ranks):,} in all" if len(found) > _MOST_RANGES else ""
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(found[:_MOST_RANGES])}{more}"
+
+    @property
+    def nodes_text(self) -> str:
+        return first_few(self.nodes, _MOST_NODES)
 
 
 @dataclass

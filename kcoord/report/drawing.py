@@ -16,7 +16,6 @@ from kcoord.telemetry.spans import KINDS, OUTCOMES, Span
 _MOST_DRAWN = 1_500_000  # spans; beyond, the shortest are left out
 _MOST_LANES = 8
 _MOST_NOTES = 20_000
-_MOST_EPISODES = 100
 
 
 def drawing(timeline: Timeline, found: Findings, most: int = _MOST_DRAWN) -> tuple[dict[str, Any], int]:
@@ -42,12 +41,10 @@ def drawing(timeline: Timeline, found: Findings, most: int = _MOST_DRAWN) -> tup
         offset.append(len(begin))
         title = f"{row.process.node}, {timeline.title(row.process)}, pid {row.process.pid}"
         rows.append({"label": timeline.title(row.process), "title": title, "lanes": several})
-    episodes = [[b - origin, e - origin] for b, e in found.episodes]
     data = {
         "seconds": wall, "rows": rows, "nodes": _nodes(timeline.rows), "outcomes": OUTCOMES, "notes": notes,
         "keys": [{"name": k.name, "backend": k.backend, "key": k.key, "by": places(k.compiles)} for k in found.kernels],
         "offset": _base64(offset), "begin": _base64(begin), "length": _base64(length), "what": _base64(packed),
-        "episodes": episodes[-_MOST_EPISODES:],
     }  # fmt: skip
     return data, left_out
 
@@ -61,7 +58,7 @@ def _shortest_drawn(timeline: Timeline, most: int) -> float:
 
 def _lanes(spans: list[Span]) -> tuple[dict[int, int], int]:
     """The lane of each span that is not in the first one, by the span's number; and the number of lanes."""
-    found = lanes(spans, nested=False)
+    found = lanes(spans)
     if len(found) == 1:
         return {}, 1
     of = {id(span): min(n, _MOST_LANES - 1) for n, lane in enumerate(found) for span in lane}

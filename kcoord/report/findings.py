@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kcoord.report.tables import first_few
 from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import Process, Span
-
-_LONGEST_PAUSE = 30.0  # seconds without a span; a longer pause begins another episode
+from kcoord.units import first_few
 
 Placed = tuple[Process, Span]
 
@@ -48,10 +46,9 @@ class Kernel:
 
 @dataclass
 class Findings:
-    """The kernels of a time line, and its episodes: stretches without a long pause. `Timeline.figures` has the sums."""
+    """The kernels of a time line. `Timeline.figures` has the sums."""
 
     kernels: list[Kernel]
-    episodes: list[tuple[float, float]]
 
     @property
     def compiled(self) -> list[Kernel]:
@@ -83,7 +80,7 @@ def findings_of(timeline: Timeline) -> Findings:
         elif span.kind == "wait" and span.outcome != "lead":  # a leader waited for its agent's answer
             kernel.waiters.add(process)
             kernel.longest_wait = max(kernel.longest_wait, span.seconds)
-    return Findings(list(kernels.values()), _episodes(timeline))
+    return Findings(list(kernels.values()))
 
 
 def _add_compile(kernel: Kernel, process: Process, span: Span) -> None:
@@ -118,17 +115,6 @@ def why_again(kernel: Kernel) -> list[str]:
             else "the published artifact was gone, or could not be fetched"
         ] = None
     return list(found)
-
-
-def _episodes(timeline: Timeline) -> list[tuple[float, float]]:
-    """Begin and end of each stretch of spans, with more than `_LONGEST_PAUSE` seconds between two."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted((span.begin, span.end) for _, span in timeline.spans()):
-        if found and begin - found[-1][1] <= _LONGEST_PAUSE:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((begin, end))
-    return found
 
 
 def where(process: Process) -> str:

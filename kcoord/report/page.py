@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -18,14 +19,16 @@ from importlib.resources import files
 import kcoord
 from kcoord.report.differences import Divergence
 from kcoord.report.drawing import drawing
-from kcoord.report.findings import Findings
-from kcoord.report.sections import sections
-from kcoord.report.tables import percent, seconds, several
+from kcoord.report.findings import Findings, Kernel, places, why_again
 from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import plain_text
+from kcoord.units import several
 
 _LONGEST_PROBLEM = 1200
 _MOST_PROBLEMS = 10
+_MOST_ROWS = 100  # of a table
+_FEW = 6  # names that are shown unfolded
+_LONGEST_VALUE = 300  # characters of a factor
 
 
 def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] = ()) -> str:
@@ -43,23 +46,15 @@ def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] 
         "heading": escape(f"Job {job}"),
         "when": f"{_date(timeline.begin)} to {_date(timeline.end)}",
         "sentence": escape(_sentence(found, divergences)),
-        "figures": "".join(
-            f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline, found)
-        ),
+        "figures": "".join(f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline)),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in _notes(timeline, left_out)),
         "canvas_label": escape(label, quote=True),
-        "sections": sections(timeline, found, divergences),
+        "sections": _sections(timeline, found, divergences),
         "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     template = resources.joinpath("report.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
-
-
-def waiting_share(timeline: Timeline, found: Findings) -> float:
-    """All waits, as a share of the ranks × the seconds of the episodes."""
-    rank_seconds = timeline.ranks * sum(end - begin for begin, end in found.episodes)
-    return min(1.0, timeline.figures["wait_seconds"] / rank_seconds) if rank_seconds > 0 else 0.0
 
 
 def _date(when: float) -> str:
@@ -81,14 +76,13 @@ def _sentence(found: Findings, divergences: Sequence[Divergence]) -> str:
     return text
 
 
-def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
-    parts = f", in {len(found.episodes)} parts" if len(found.episodes) > 1 else ""
+def _figures(timeline: Timeline) -> list[tuple[str, str]]:
     sums = timeline.figures
     loads = sum(sums[name] for name in ("memory_hits", "local_hits", "store_hits", "waits"))
     return [
         ("nodes", f"{len(timeline.nodes):,}"),
         ("ranks", f"{timeline.ranks:,}"),
-        (f"from the first request to the last{parts}", seconds(timeline.end - timeline.begin)),
+        ("from the first request to the last", seconds(timeline.end - timeline.begin)),
         ("requests", f"{sums['requests']:,}"),
         ("kernels", f"{sums['kernels']:,}"),
         ("compiles", f"{sums['compiles']:,}"),
@@ -100,7 +94,7 @@ def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
         ),
         ("loads", f"{loads:,}"),
         ("of compiling saved", seconds(sums["saved_seconds"])),
-        ("of the ranks' time waiting", percent(waiting_share(timeline, found))),
+        ("spent waiting, all ranks together", seconds(sums["wait_seconds"])),
     ]
 
 
@@ -113,3 +107,129 @@ def _notes(timeline: Timeline, left_out: int) -> list[str]:
     if left_out:
         notes.append(f"{left_out:,} spans, the shortest, are not drawn; the sums and tables have them.")
     return notes
+
+
+def _sections(timeline: Timeline, found: Findings, divergences: Sequence[Divergence]) -> str:
+    keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
+    return "".join((
+        _section("Ranks whose keys differ", "".join(_divergence(each, keys) for each in divergences[:_MOST_ROWS])),
+        _section("Slowest kernels", _slowest(found, keys)),
+        _section("Compiled more than once", _duplicates(found, keys)),
+        _section("Failed or lost", _failures(found, keys)),
+        _section("The agents", _events(timeline)),
+    ))  # fmt: skip
+
+
+def _section(title: str, html: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{html}</section>" if html else ""
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the first `rows`, with the number of others."""
+    left = len(rows) - _MOST_ROWS
+    more = f'<p class="quiet">and {left:,} more</p>' if left > 0 else ""
+    return _table(heads, rows[:_MOST_ROWS]) + more if rows else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """`rows` are HTML; a head that begins with # is a column of numbers."""
+    kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
+    top = "".join(f'<th scope="col"{k}>{escape(h.lstrip("#"))}</th>' for h, k in zip(heads, kinds, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{k}>{c}</td>" for c, k in zip(row, kinds, strict=True)) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def seconds(amount: float) -> str:
+    """About three digits."""
+    if amount < 0.0995:
+        return f"{amount * 1e3:.0f} ms" if amount >= 0.0095 or amount == 0 else f"{amount * 1e3:.1f} ms"
+    if amount < 120:
+        return f"{amount:.2f} s" if amount < 9.995 else f"{amount:.1f} s"
+    if amount < 7200:
+        return f"{int(amount) // 60} min {int(amount) % 60} s"
+    return f"{amount / 3600:,.1f} h"
+
+
+def _slowest(found: Findings, keys: dict[int, int]) -> str:
+    heads = (
+        "kernel", "backend", "#compile time", "compiled by", "#ranks waited", "#longest wait", "#loads", "#saved", "key",
+    )  # fmt: skip
+    rows = [
+        (
+            _button(kernel, keys), escape(kernel.backend), seconds(kernel.seconds), escape(places(kernel.compiles)),
+            f"{len(kernel.waiters):,}", seconds(kernel.longest_wait), f"{kernel.loads:,}", seconds(kernel.saved),
+            _digest(kernel),
+        )
+        for kernel in found.compiled
+    ]  # fmt: skip
+    return _rows(heads, rows)
+
+
+def _divergence(divergence: Divergence, keys: dict[int, int]) -> str:
+    kernels, factors = several(len(divergence.kernels), "kernel"), ", ".join(map(_code, divergence.factors))
+    rows = [
+        (escape(group.ranks_text), escape(group.nodes_text), ", ".join(map(_code, values)))
+        for values, group in divergence.groups.items()
+    ]
+    head = f"<h3>{kernels}, {seconds(divergence.seconds)} more of compiling: {factors}</h3>"
+    remedy = f"<p>Remedy: {escape(divergence.remedy)}.</p>"
+    return head + _rows(("ranks", "nodes", "values"), rows) + remedy + _names([*divergence.kernels.values()], keys)
+
+
+def _duplicates(found: Findings, keys: dict[int, int]) -> str:
+    rows = [
+        (
+            _button(k, keys), f"{len(k.compiles)}", seconds(k.more_than_once), escape(places(k.compiles)),
+            "<br>".join(escape(reason) for reason in why_again(k)),
+        )
+        for k in found.duplicates
+    ]  # fmt: skip
+    return _rows(("kernel", "#times", "#seconds more", "compiled by", "why"), rows)
+
+
+def _failures(found: Findings, keys: dict[int, int]) -> str:
+    rows = []
+    for kernel in found.failures:
+        for event, placed in (
+            ("the compiler raised an exception", kernel.failures),
+            ("the process ended while it compiled", kernel.lost),
+        ):
+            if placed:
+                total = sum(span.seconds for _, span in placed)
+                rows.append((_button(kernel, keys), event, f"{len(placed)}", seconds(total), escape(places(placed))))
+    return _rows(("kernel", "event", "#times", "#seconds", "where"), rows)
+
+
+def _events(timeline: Timeline) -> str:
+    """Empty if each node's one agent began and ended, and nothing else happened."""
+    begun = Counter(each.node for each in timeline.events if each.moment == "begins")
+    if max(begun.values(), default=0) < 2 and not any(each.moment == "told" for each in timeline.events):
+        return ""
+    rows = [
+        (time.strftime("%H:%M:%S", time.gmtime(each.when)), escape(each.node), escape(each.text))
+        for each in timeline.events
+    ]
+    return _rows(("when (UTC)", "node", "event"), rows)
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(plain_text(text, _LONGEST_VALUE))}</code>"
+
+
+def _names(kernels: Sequence[Kernel], keys: dict[int, int]) -> str:
+    names = ", ".join(f"{_button(k, keys)} {_digest(k)}" for k in kernels[:_MOST_ROWS])
+    many = len(kernels) > _FEW
+    return f"<details><summary>their names</summary><p>{names}</p></details>" if many else f"<p>{names}</p>"
+
+
+def _button(kernel: Kernel, keys: dict[int, int]) -> str:
+    """The kernel's name; a click shows it alone on the time line."""
+    title = "Show this kernel alone in the time line"
+    return f'<button class="kernel name" data-key="{keys[id(kernel)]}" title="{title}">{escape(kernel.name)}</button>'
+
+
+def _digest(kernel: Kernel) -> str:
+    variant = f" {escape(kernel.variant)}" if kernel.variant else ""
+    return f'<code class="key">{escape(kernel.key[:12])}</code>{variant}'

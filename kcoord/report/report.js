@@ -18,7 +18,6 @@
 
   const canvas = document.getElementById("line"), context = canvas.getContext("2d"), tip = document.getElementById("tip");
   const where = document.getElementById("where"), filter = document.getElementById("filter");
-  const episode = document.getElementById("episode");
   const shown = new Uint8Array(keys.length).fill(1);
   const whole = { from: 0, to: Math.max(data.seconds, 1e-6), top: 0, bottom: Math.max(rows.length, 1) };
   const view = { ...whole };
@@ -274,7 +273,6 @@
       } catch (error) { /* an address that was cut off filters nothing */ }
     }
     choose(key);
-    return from < to;
   }
 
   /* Show key number `key` alone; -1: all whose names contain the filter's text. */
@@ -366,10 +364,7 @@
       top: chosen.rowsToo ? Math.floor(row(chosen.y)) : view.top, bottom: chosen.rowsToo ? Math.ceil(row(chosen.y + chosen.h)) : view.bottom,
     });
   });
-  const lookAtAll = () => {
-    episode.value = "all";
-    look(whole);
-  };
+  const lookAtAll = () => look(whole);
   canvas.addEventListener("dblclick", lookAtAll);
   canvas.addEventListener("wheel", event => {
     if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
@@ -396,22 +391,9 @@
     remember();
     document.getElementById("time-line").scrollIntoView({ block: "start" });
   });
-  data.episodes.forEach(([from, to], n) => episode.add(new Option(`Part ${n + 1}: ${clock(from, 1)} for ${seconds(to - from)}`, String(n))));
-  if (data.episodes.length > 1) {
-    episode.hidden = false;
-    episode.add(new Option("All of it", "all"), 0);
-    episode.addEventListener("change", () => lookAtEpisode(Number(episode.value)));
-  }
-  function lookAtEpisode(n) {
-    const [from, to] = data.episodes[n] || [0, whole.to], margin = (to - from) * 0.02;
-    look({ ...view, from: from - margin, to: to + margin });
-  }
 
   document.getElementById("controls").hidden = false;
-  if (!recall() && data.episodes.length > 1) {
-    episode.value = String(data.episodes.length - 1);
-    lookAtEpisode(data.episodes.length - 1);
-  }
+  recall();
   window.addEventListener("resize", soon);
   window.addEventListener("hashchange", () => { recall(); soon(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import KcoordError
-from kcoord.report.span_reader import SpanFile, read
-from kcoord.report.tables import first_few
+from kcoord.report.span_reader import read
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.figures import figures
 from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import KINDS, Process, Span, plain_text
+from kcoord.units import first_few
 
 _MOST_NAMED = 20  # jobs in an error's line
 _MOST_PROBLEMS = 3  # in an error's line
@@ -28,13 +28,10 @@ _LONGEST_PATH = 1000
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A job with a time line. `updated`: Unix seconds of its last write. `files`: one of each agent, and of each process that
-    needed no agent.
-    """
+    """A job with a time line. `updated`: Unix seconds of its last write."""
 
     job: str
     updated: float
-    files: int
 
 
 @dataclass
@@ -108,7 +105,6 @@ def jobs(settings: Settings) -> list[JobSeen]:
     Directories that cannot be read are left out: others write to the store, too.
     """
     updated: dict[str, float] = {}
-    names: dict[str, set[str]] = defaultdict(set)
     for root in span_files.roots(settings.store_root, settings.local_dir):
         for directory in _listed(root):
             job = job_of(directory)
@@ -120,9 +116,8 @@ def jobs(settings: Settings) -> list[JobSeen]:
             except OSError:  # not a directory, another user's, or being removed
                 continue
             if found:
-                names[job].update(p.name for p in found)
                 updated[job] = max(updated.get(job, 0.0), *times)
-    return sorted((JobSeen(j, when, len(names[j])) for j, when in updated.items()), key=lambda j: (-j.updated, j.job))
+    return sorted((JobSeen(j, when) for j, when in updated.items()), key=lambda j: (-j.updated, j.job))
 
 
 def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
@@ -135,7 +130,6 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     """
     timeline = Timeline(job)
     by_process: dict[Process, set[Span]] = defaultdict(set)  # a delivery that was sent again is there twice
-    agents: list[SpanFile] = []
     files = _files(settings, job, since, timeline.problems)
     for path in files:
         try:
@@ -146,10 +140,10 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
         if found.problem:
             timeline.problems.append(f"{_shown(path)}: {found.problem}")
         timeline.dropped += found.dropped
-        agents.append(found)
+        timeline.events += [event for event in found.events if event.when >= since]
         for process, spans in found.deliveries:
             by_process[process].update(s for s in spans if s.begin >= since)
-    timeline.events = [event for event in _events(agents) if event.when >= since]
+    timeline.events.sort(key=lambda event: event.when)
     drawn = {p: sorted((s for s in spans if s.kind in KINDS), key=lambda s: s.begin) for p, spans in by_process.items()}
     timeline.rows = _in_order([Row(p, spans) for p, spans in drawn.items() if spans])
     timeline.hits = [(p, s) for p, spans in by_process.items() for s in spans if s.kind not in KINDS]
@@ -207,24 +201,6 @@ def _shown(path: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> str:
     return f"{_shown(path)}: it cannot be read: {error.strerror}"
-
-
-def _events(files: list[SpanFile]) -> list[AgentEvent]:
-    """In the order of time, with an event for each agent without an "ends" that another agent of its node followed."""
-    found = [event for file in files for event in file.events]
-    began: dict[str, float] = {}  # by node, when its last agent began
-    for event in found:
-        if event.moment == "begins":
-            began[event.node] = max(event.when, began.get(event.node, 0.0))
-    for file in files:
-        first = next((event for event in file.events if event.moment == "begins"), None)
-        if first is None or first.when == began[first.node] or any(event.moment == "ends" for event in file.events):
-            continue
-        last = max([*(s.end for _, spans in file.deliveries for s in spans), *(event.when for event in file.events)])
-        agent = first.text.removesuffix(" began")
-        text = f"{agent} has not said that it ends: this is the last that is known of it, and its node has another one"
-        found.append(AgentEvent(last, first.node, text))
-    return sorted(found, key=lambda event: event.when)
 
 
 def _nothing(settings: Settings, job: str, begun: bool) -> str:

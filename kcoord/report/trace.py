@@ -16,45 +16,23 @@ from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import Process, Span, plain_text
 
 _TOLERANCE = 1e-6  # seconds; the resolution of a float at today's Unix time
-_MOST_LANES_SEARCHED = 32
 
 
-def lanes(spans: Iterable[Span], *, nested: bool) -> list[list[Span]]:
-    """`spans`, sorted by their beginnings, in as few rows as hold them without an overlap.
-
-    `nested`: a span that lies wholly within another may share its row.
-    """
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """`spans`, sorted by their beginnings, in as few rows as hold them without an overlap."""
     rows: list[list[Span]] = []
-    open_until: list[list[float]] = []  # for each row, the ends of the spans that are open there, outermost first
-    free: list[int] = []  # rows with nothing open
-    busy: list[tuple[float, int]] = []  # the other rows, by the end of their outermost span
+    free: list[int] = []  # rows that a span may be added to
+    busy: list[tuple[float, int]] = []  # the other rows, by the end of their last span
     for span in spans:
         while busy and busy[0][0] <= span.begin + _TOLERANCE:
             heappush(free, heappop(busy)[1])
-        around = _row_around(span, open_until, free[0] if free else len(rows)) if nested else None
-        if around is not None:
-            open_until[around].append(span.end)
-            rows[around].append(span)
-            continue
         if not free:
             rows.append([])
-            open_until.append([])
             free.append(len(rows) - 1)
         row = heappop(free)
         heappush(busy, (span.end, row))
-        open_until[row] = [span.end]
         rows[row].append(span)
     return rows
-
-
-def _row_around(span: Span, open_until: list[list[float]], before: int) -> int | None:
-    """The first row, of those before row `before`, with a span that contains `span`."""
-    for row, ends in enumerate(open_until[: min(before, _MOST_LANES_SEARCHED)]):
-        while ends and ends[-1] <= span.begin + _TOLERANCE:
-            ends.pop()
-        if ends and span.end <= ends[-1]:
-            return row
-    return None
 
 
 def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -66,7 +44,7 @@ def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _metadata("process_sort_index", pid, 0, sort_index=pid)
     for row in timeline.rows:
         pid, title = numbers[row.process.node], timeline.title(row.process)
-        for lane, spans in enumerate(lanes(row.spans, nested=True)):
+        for lane, spans in enumerate(lanes(row.spans)):
             thread += 1
             yield _metadata("thread_name", pid, thread, name=title if lane == 0 else f"{title}, at the same time")
             yield _metadata("thread_sort_index", pid, thread, sort_index=thread)
@@ -98,13 +76,10 @@ def _metadata(event: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
 
 def _microseconds(spans: list[Span], origin: float) -> Iterator[tuple[int, int]]:
     """Begin and end of each span of a row. Spans that touch do not overlap after rounding, as viewers require."""
-    ends: list[int] = []
+    end = 0
     for span in spans:
-        begin, end = int((span.begin - origin) * 1e6), int((span.end - origin) * 1e6)
-        while ends and ends[-1] <= begin + 2:
-            begin = max(begin, ends.pop())
-        end = max(begin, min([end, *ends[-1:]]))
-        ends.append(end)
+        begin = max(end, int((span.begin - origin) * 1e6))
+        end = max(begin, int((span.end - origin) * 1e6))
         yield begin, end
 
 

@@ -14,10 +14,9 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.cli.report import line_of
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
-from kcoord.report.differences import Divergence, divergences_of
+from kcoord.report.differences import Divergence, Group, divergences_of
 from kcoord.report.findings import findings_of
 from kcoord.report.page import page
-from kcoord.report.tables import nodes_text, ranges, ranks_text
 from kcoord.report.timeline import Row, Timeline, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
@@ -75,7 +74,7 @@ class Job:
 
 
 def groups(found: Divergence) -> dict[tuple[str, ...], str]:
-    return {values: ",".join(ranges(sorted(group.ranks))) for values, group in found.groups.items()}
+    return {values: ",".join(group.ranges) for values, group in found.groups.items()}
 
 
 def test_a_variable_that_one_node_has_is_named_once_for_all_kernels() -> None:
@@ -228,10 +227,10 @@ def test_the_page_has_a_section_for_it_and_a_sentence() -> None:
 
 
 def test_ranks_and_nodes_are_short_however_many_they_are() -> None:
-    assert ranges([0, 1, 2, 5, 7, 8]) == ["0-2", "5", "7-8"]
-    assert ranks_text([3]) == "rank 3"
-    assert ranks_text(range(0, 10_000, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and more, 5,000 in all"
-    assert nodes_text(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    assert Group({8, 7, 0, 1, 2, 5}).ranges == ["0-2", "5", "7-8"]
+    assert Group({3}).ranks_text == "rank 3"
+    assert Group({*range(0, 10_000, 2)}).ranks_text == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and more, 5,000 in all"
+    assert Group(nodes=["a", "b", "c", "d"]).nodes_text == "a, b, c and 1 more"
 
 
 # With real ranks

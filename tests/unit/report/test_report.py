@@ -285,14 +285,6 @@ def test_dragging_a_choice_and_the_keys_change_what_is_shown(acting: Callable[[T
     assert f'data-address="#key={0:016x}"' in chosen
 
 
-def test_a_job_whose_parts_are_hours_apart_opens_at_the_latest(browser: Browser, tmp_path: Path) -> None:
-    timeline = small()
-    timeline.rows[0].spans += [span("compile", 50 + n, 20_000 + n, 0.9) for n in range(20)]
-    dom = browser.dom(report(timeline, tmp_path))
-    assert painted(dom) == 20
-    assert "Part 2: 5:33:20 for" in dom
-
-
 def test_a_job_of_2048_ranks_and_300_kernels_is_drawn(browser: Browser, tmp_path: Path) -> None:
     ranks = range(2048)
     compiles = {rank: [span("compile", rank, rank / 1000, 2.0)] for rank in ranks[:300]}
