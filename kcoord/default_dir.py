@@ -5,10 +5,8 @@ Artifacts lie in ``kcoord`` in the user's cache directory, where compilers have 
 ``kcoord-<uid>`` in a temporary directory. The first process decides, and leaves its word there: a disk that fills up later moves
 nobody.
 
-Sockets always lie in the temporary directory: containers that share a home have an agent each.
-
-On a machine that others use, too, another user can make a directory, or a link, of that name. Then another name is taken, the
-same for all processes of this user: the first of ``kcoord-<uid>-1``, ``-2``, … that this user has, or can make.
+Sockets always lie in a temporary directory: containers that share a home have an agent each. It is the first of ``TMPDIR``,
+``/tmp`` and ``/var/tmp`` that is suitable: on a machine that others use, too, another user may have taken the name.
 """
 
 from __future__ import annotations
@@ -24,29 +22,48 @@ from pathlib import Path
 
 from kcoord import mounts
 from kcoord.interruption import let_through
-from kcoord.ownership import doubt_of, is_ours, is_safe_to_share, make_directory, make_own
+from kcoord.ownership import doubt_of, make_directory, make_own
 
-_MOST = 100  # names that others may have taken
 _ELSEWHERE = ("/tmp", "/var/tmp")  # where others can replace whatever is in TMPDIR, or TMPDIR is not this node's
 _LEAST_ROOM = 64 << 20  # bytes that a disk must have free to be chosen
 _log = logging.getLogger("kcoord")
 
 
 def usual_runtime_dir() -> Path:
-    """The directory of sockets: in the first temporary directory that is this node's own."""
-    return _first_of_this_node(_temporary()) / f"kcoord-{os.getuid()}"
+    """The directory of sockets, if it is suitable: in the first temporary directory. It is not created."""
+    return _temporary()[0] / f"kcoord-{os.getuid()}"
+
+
+def runtime_directory() -> Path:
+    """The directory of sockets, which is created, the same for all processes of this user.
+
+    If no place is suitable, or a disk refuses, it is not: the code that needs the directory reports why.
+    """
+    return _first_suitable(tuple(place / usual_runtime_dir().name for place in _temporary()))
 
 
 @functools.lru_cache(maxsize=4)
-def _first_of_this_node(places: tuple[Path, ...]) -> Path:
-    return next((each for each in places if mounts.file_system_of(each) not in mounts.NETWORK), places[0])
+def _first_suitable(places: tuple[Path, ...]) -> Path:
+    taken = ""
+    for place in places:
+        if _why_unsuitable_mount(place):
+            continue
+        try:
+            why = make_own(place)
+        except OSError:
+            return place
+        if not why:
+            if taken:
+                told = "kcoord: %s: %s is used instead; set KCOORD_LOCAL_DIR to a directory of your own"
+                _log.warning(told, taken, place)
+            return place
+        taken = taken or why
+    return places[0]
 
 
 def _temporary() -> tuple[Path, ...]:
     first = ""
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # none can be written just now: the code that needs the directory reports why
+    with contextlib.suppress(FileNotFoundError):  # none can be written just now
         first = tempfile.gettempdir()  # writes a file into each candidate
     with contextlib.suppress(FileNotFoundError):
         first = "" if first == os.getcwd() else first  # noqa: PTH109 - Python's last resort, which nodes may share
@@ -66,14 +83,12 @@ def local_directory() -> Path:
 
     Creates it. If no place is suitable it is the first temporary directory: the code that needs it reports why.
     """
-    runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
+    runtime, cache = runtime_directory(), cache_directory()
     if cache is None or why_unsuitable(cache):
-        return _in_temporary(runtime)
+        return runtime
     word = runtime / f"local-dir-{hashlib.sha256(os.fsencode(cache)).hexdigest()[:8]}"
     with contextlib.suppress(OSError):
-        if word.read_bytes() == os.fsencode(runtime):
-            return _in_temporary(runtime)
-        return cache
+        return runtime if word.read_bytes() == os.fsencode(runtime) else cache
     decided = cache if takes_libraries(cache, _LEAST_ROOM) else runtime
     with contextlib.suppress(OSError):  # without a word each process looks for itself
         descriptor, part = tempfile.mkstemp(dir=runtime)
@@ -85,15 +100,7 @@ def local_directory() -> Path:
             os.close(descriptor)
             os.unlink(part)  # noqa: PTH108
         decided = Path(os.fsdecode(word.read_bytes()))
-    return decided if decided == cache else _in_temporary(runtime)
-
-
-def _in_temporary(runtime: Path) -> Path:
-    """`runtime`, or the directory that other temporary directories have for it if a library cannot be mapped from there."""
-    if why_unsuitable(runtime):
-        places = (own_directory(each / runtime.name) for each in _temporary()[1:])
-        return next((place for place in places if not why_unsuitable(place)), runtime)
-    return runtime
+    return decided if decided == cache else runtime
 
 
 def why_unsuitable(directory: Path) -> str:
@@ -101,24 +108,31 @@ def why_unsuitable(directory: Path) -> str:
 
     Not looked at: whether its disk is full.
     """
+    try:
+        return _why_unsuitable_mount(directory) or (
+            f"{directory} is a symbolic link" if directory.is_symlink() else doubt_of(directory)
+        )
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+
+
+def _why_unsuitable_mount(directory: Path) -> str:
     kind = mounts.file_system_of(directory)
     if kind not in mounts.LOCAL:
         return f"{directory} is on {kind}"
     try:
         flags = mounts.flags_of(directory)
-        if flags & (os.ST_NOEXEC | os.ST_RDONLY):
-            return f"{directory} is mounted {'noexec' if flags & os.ST_NOEXEC else 'read-only'}"
-        if directory.is_symlink():
-            return f"{directory} is a symbolic link"
-        return doubt_of(directory)
     except OSError as error:
         return f"{directory}: {error.strerror}"
+    if flags & (os.ST_NOEXEC | os.ST_RDONLY):
+        return f"{directory} is mounted {'noexec' if flags & os.ST_NOEXEC else 'read-only'}"
+    return ""
 
 
 def why_temporary(local_dir: Path) -> str:
     """Why `local_dir`, the directory of artifacts, is in the temporary directory; empty if it is elsewhere."""
-    runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
-    if not {local_dir, local_dir.parent} & {runtime, _in_temporary(runtime)}:
+    cache = cache_directory()
+    if runtime_directory() not in (local_dir, local_dir.parent):
         return ""
     return (why_unsuitable(cache) or f"{cache} took no file") if cache is not None else "this user has no home"
 
@@ -143,35 +157,3 @@ def private_places() -> Iterator[Path]:
     yield from _temporary()[:1]
     if (cache := cache_directory()) is not None:
         yield cache.parent
-
-
-@functools.lru_cache(maxsize=16)
-def own_directory(usual: Path) -> Path:
-    """The directory `usual`, or a private one in its place, which is told once.
-
-    Creates it. `usual` also if a disk refuses: the code that needs the directory reports why.
-    """
-    try:
-        if why := make_own(usual):
-            places = dict.fromkeys((usual, *(Path(directory, usual.name) for directory in _ELSEWHERE)))
-            instead = next(filter(None, map(_instead_of, places)), None)
-            if instead is not None:
-                _log.warning(
-                    "kcoord: %s: %s is used instead; set KCOORD_LOCAL_DIR to a directory of your own", why, instead
-                )
-                return instead
-    except OSError:
-        pass
-    return usual
-
-
-def _instead_of(usual: Path) -> Path | None:
-    """Another directory beside `usual`; None if others could replace it, too."""
-    try:
-        if not (is_ours(os.geteuid()) and is_safe_to_share(usual.parent)):
-            return None
-        names = (usual.with_name(f"{usual.name}-{number}") for number in range(1, _MOST))
-        found = next((name for name in names if not make_own(name)), None)
-        return found or Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=usual.parent))
-    except OSError:
-        return None

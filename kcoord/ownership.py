@@ -53,11 +53,6 @@ def is_ours(uid: int) -> bool:
     return uid in (os.geteuid(), 0) and uid != _unmapped(os.geteuid())
 
 
-def is_safe_to_share(directory: str | os.PathLike[str]) -> bool:
-    """True if nobody else can rename or replace this user's entries of `directory`, as in ``/tmp``. Raises OSError."""
-    return not _finding_above(_way(os.path.abspath(directory)))  # noqa: PTH100
-
-
 def make_own(directory: Path) -> str:
     """Create `directory` for this user alone, or look at it; returns why it is not this user's alone, after its path.
 

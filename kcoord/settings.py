@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord import setting_values as values
-from kcoord.default_dir import cache_directory, local_directory, own_directory, usual_runtime_dir
+from kcoord.default_dir import cache_directory, local_directory, runtime_directory, usual_runtime_dir
 from kcoord.errors import SettingsError
 from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
@@ -283,9 +283,9 @@ class Settings:
             cache_directory() in (self.local_dir, self.local_dir.parent)
             or len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH
         ):
-            path = own_directory(usual_runtime_dir()) / path.name  # may write to the disk: only if needed
+            path = runtime_directory() / path.name  # may write to the disk: only if needed
         if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
-            path = own_directory(Path("/tmp", usual_runtime_dir().name)) / path.name  # TMPDIR is too long as well
+            path = Path("/tmp", usual_runtime_dir().name) / path.name  # TMPDIR is too long as well
         return path
 
     def redis_address(self) -> str | None:

@@ -58,7 +58,15 @@ def shared(sandbox: Sandbox) -> Path:
 @pytest.fixture
 def usual(shared: Path) -> Path:
     """The default local directory, which nobody has made yet."""
+    shared.with_name("elsewhere").mkdir(mode=0o755)
     return shared / f"kcoord-{os.getuid()}"
+
+
+_NO_OTHER = "import kcoord.default_dir as d; d._ELSEWHERE = ()\n"
+_ONE_OTHER = (
+    "import os, kcoord.default_dir as d; d._ELSEWHERE = (os.path.join(os.path.dirname(os.environ['TMPDIR']), 'elsewhere'),)\n"
+)
+"""The temporary directories of a program, in place of ``/tmp`` and ``/var/tmp``."""
 
 
 def plant(tree: Path, place: Path) -> None:
@@ -67,9 +75,9 @@ def plant(tree: Path, place: Path) -> None:
     by_other("cp", "-r", tree, place)
 
 
-def ours_beside(usual: Path) -> Path:
-    """The one directory beside the default one, which must be this user's alone."""
-    (found,) = [path for path in usual.parent.glob(f"{usual.name}-*") if path.is_dir()]
+def ours_for(usual: Path) -> Path:
+    """The directory elsewhere, which must be this user's alone."""
+    found = usual.parent.with_name("elsewhere") / usual.name
     status = found.stat()
     assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.getuid(), 0o700)
     return found
@@ -97,7 +105,7 @@ print(compile_module_from_src(%r, "asked").answer())
 def build(sandbox: Sandbox, cache: Path | None, answer: int, *arguments: str, **more: str) -> list[str]:
     """The lines of a process that builds a C module by Triton, or finds it in its cache, and calls it."""
     given = {"KCOORD_SPAWN": "0", **more} | ({"TRITON_CACHE_DIR": str(cache)} if cache else {})
-    done = sandbox.run("-c", _BUILDS % (_MODULE % answer), *arguments, **given)
+    done = sandbox.run("-c", _ONE_OTHER + _BUILDS % (_MODULE % answer), *arguments, **given)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -123,7 +131,7 @@ def test_a_module_in_a_default_directory_of_another_users_is_not_loaded(sandbox:
     pytest.importorskip("triton")
     plant(evil_cache(sandbox), usual)
     assert build(sandbox, None, 1, "installed") == [str(BACKENDS), "1"]
-    assert list((ours_beside(usual) / "triton").glob("*/asked*.so")), "it is shared, in a directory of this user's"
+    assert list((ours_for(usual) / "triton").glob("*/asked*.so")), "it is shared, in a directory of this user's"
 
 
 _ASKS = """
@@ -145,7 +153,7 @@ if "parent" in sys.argv:
 
 def asks(sandbox: Sandbox) -> Path:
     path = sandbox.root / "asks.py"
-    path.write_text(_ASKS)
+    path.write_text(_ONE_OTHER + _ASKS)
     return path
 
 
@@ -173,61 +181,40 @@ def test_an_artifact_in_a_default_directory_of_another_users_is_not_loaded(sandb
     plant(planted_artifact(sandbox.root / "prepared"), usual)
     done = sandbox.run_kcoord(asks(sandbox), "parent")
     assert done.returncode == 0, done.stderr
-    ours = ours_beside(usual)
+    ours = ours_for(usual)
     assert done.stdout.splitlines() == [f"ours 1 {ours}", f"ours 0 {ours}"], "a child shares the directory"
     assert done.stderr.count(f"{usual}: it belongs to user {OTHER}") == 1, done.stderr
     assert "set KCOORD_LOCAL_DIR" in done.stderr
 
 
-def test_processes_without_a_launcher_share_the_directory_that_replaces_the_default_one(
-    sandbox: Sandbox, usual: Path
-) -> None:
-    by_other("mkdir", usual)
-    by_other("mkdir", usual.with_name(f"{usual.name}-1"))  # the next name is no secret, either
-    program = asks(sandbox)
-    ranks = [sandbox.fork_kcoord(program) for _ in range(4)]
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, said
-    assert {out.split()[2] for out, _ in said} == {f"{usual}-2"}
-    assert sum(int(out.split()[1]) for out, _ in said) == 1, "one agent coordinates them"
-
-
-@pytest.mark.parametrize("launcher", ["exec", "torchrun"])
-def test_a_job_starts_although_its_default_directory_is_another_users(
-    sandbox: Sandbox, usual: Path, launcher: str
-) -> None:
-    by_other("mkdir", usual)
-    if launcher == "exec":
-        one = f"{sys.executable} {asks(sandbox)}"
-        done = sandbox.run_kcoord(*KCOORD, "exec", "--", "sh", "-c", f"{one} & {one} && wait $!")
-    else:
-        pytest.importorskip("torch")
-        done = sandbox.run_torchrun("-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", asks(sandbox))
+def launch(sandbox: Sandbox, before: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    code = f"{before}from kcoord.cli import main; main()"
+    done = sandbox.run_kcoord("-c", code, "exec", "--", *command)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"ours {n} {ours_beside(usual)}" for n in (0, 1)]
-    assert done.stderr.count("belongs to user") == 1, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("taken", ["the name", "the directory around it"])
+def test_a_job_and_its_ranks_share_the_directory_that_replaces_the_default_one(
+    sandbox: Sandbox, usual: Path, taken: str
+) -> None:
+    if taken == "the name":
+        by_other("mkdir", usual)
+    else:
+        usual.parent.chmod(0o777)
+    one = f"{sys.executable} {asks(sandbox)}"
+    done = launch(sandbox, _ONE_OTHER, "sh", "-c", f"{one} & {one} && wait $!")
+    assert sorted(done.stdout.splitlines()) == [f"ours {n} {ours_for(usual)}" for n in (0, 1)]
+    assert done.stderr.count("is used instead") == 1, done.stderr
 
 
 def test_a_job_starts_although_no_directory_can_be_this_users_alone(sandbox: Sandbox, usual: Path) -> None:
     """Others may rename whatever is in its temporary directory, and take the names elsewhere."""
     usual.parent.chmod(0o777)
-    code = "import kcoord.default_dir as d; d._ELSEWHERE = (); from kcoord.cli import main; main()"
-    done = sandbox.run_kcoord("-c", code, "exec", "--", sys.executable, asks(sandbox))
-    assert done.returncode == 0, done.stderr
+    done = launch(sandbox, _NO_OTHER, sys.executable, asks(sandbox))
     assert done.stdout.startswith("ours 1 ")
     assert "everybody may replace it" in done.stderr
     assert "the job runs without kcoord" in done.stderr
-
-
-def test_another_temporary_directory_is_used_where_others_may_rename_what_is_in_it(
-    sandbox: Sandbox, usual: Path
-) -> None:
-    usual.parent.chmod(0o777)
-    elsewhere = sandbox.root / "elsewhere"
-    elsewhere.mkdir(mode=0o755)
-    code = f"import kcoord.default_dir as d; d._ELSEWHERE = ({str(elsewhere)!r},); from kcoord.cli import main; main()"
-    done = sandbox.run_kcoord("-c", code, "exec", "--", sys.executable, asks(sandbox))
-    assert done.stdout.split() == ["ours", "1", str(elsewhere / f"{usual.name}-1")], done.stderr
 
 
 @pytest.mark.parametrize("leads_to", ["theirs", "ours"])
@@ -239,8 +226,8 @@ def test_a_symbolic_link_of_another_users_is_no_local_directory(sandbox: Sandbox
     else:
         target.mkdir(mode=0o700)
     by_other("ln", "-s", target, usual)
-    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, asks(sandbox))
-    assert done.stdout.split() == ["ours", "1", str(ours_beside(usual))], done.stderr
+    done = launch(sandbox, _ONE_OTHER, sys.executable, asks(sandbox))
+    assert done.stdout.split() == ["ours", "1", str(ours_for(usual))], done.stderr
     assert f"{usual}: it is a symbolic link" in done.stderr
     assert list(target.iterdir()) == []
     named = sandbox.run_kcoord(*KCOORD, "exec", "--", "true", KCOORD_LOCAL_DIR=str(usual))

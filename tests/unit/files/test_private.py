@@ -144,11 +144,11 @@ def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_th
 def test_in_a_user_namespace_the_hosts_root_is_trusted_above_and_nobody_else_is() -> None:
     """As in a rootless container: / and /tmp belong to a user whom it cannot name."""
     code = f"""
-import ctypes, os; from kcoord.ownership import _unmapped, doubt_of, is_safe_to_share
+import ctypes, os; from kcoord.ownership import _finding_above, _unmapped, _way, doubt_of
 os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER})
 ctypes.CDLL(None).unshare({CLONE_NEWUSER})
 uid = os.stat("/").st_uid
-print(uid != 0, uid == _unmapped(os.geteuid()), doubt_of("/tmp/none") == "", is_safe_to_share("/tmp"))
+print(uid != 0, uid == _unmapped(os.geteuid()), doubt_of("/tmp/none") == "", _finding_above(_way("/tmp")) == "")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     if done.stdout.startswith("False"):
