@@ -87,7 +87,7 @@ class Claims:
         token = message.token if self.flights.landing(key.digest, message.token) else ""  # else nobody waits for it
         origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
         publish = functools.partial(self._tiers.publish_locally, message.staging, message.home, key, took, origin)
-        return self._land(connection, key.digest, token, self._sweeper.sparing(message.staging, publish))
+        return self._land(connection, key.digest, token, publish)
 
     def fail(self, connection: Connection, request: int, message: messages.Fail) -> messages.Answer:
         where = connection.label
@@ -112,8 +112,6 @@ class Claims:
             leader = flight.leader
             if leader is not None and leader.claimant.owner == connection.id and not leader.lands:
                 self._lost(connection.who, flight.key, self._names.get(flight.key, _UNKNOWN), now - leader.since)
-                if connection.pid == connection.who.pid:  # else it names its files in a pid namespace that is not ours
-                    self._sweeper.ended(connection.pid, leader.claimant.home)
         self.carry_out(self.flights.gone(connection.id, now))
 
     def tick(self) -> None:

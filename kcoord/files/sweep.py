@@ -21,8 +21,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -74,38 +73,6 @@ def sweep(
                 break
     except (FileNotFoundError, NotADirectoryError):
         pass  # nothing was ever staged; or the maker of a link would choose where we remove
-    return removed
-
-
-def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
-    """Remove at once the entries of process `pid` of this host in `staging`, except those in `spared`; returns their number.
-
-    Nothing is removed while the process lives. Raises OSError if the directory cannot be listed.
-    """
-    removed = 0
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path, owner, _ in _owned(staging, staging.parent):
-            if owner.pid == pid and owner.is_here and path.name not in spared and not lives(pid):
-                removed += _remove(path, staging.parent)
-    return removed
-
-
-def sweep_beside(path: Path) -> int:
-    """Remove the temporary files that dead processes of this host left for `path`, ``.<its name>.<staging name>``.
-
-    Returns their number. Raises OSError if the directory cannot be listed.
-    """
-    removed = 0
-    prefix = f".{path.name}."
-    for name in os.listdir(path.parent):  # noqa: PTH208
-        match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if match is None:
-            continue
-        owner = _owner(match)
-        if owner.is_here and not lives(owner.pid):
-            with suppress(OSError):  # removed by another process, or owned by another user
-                path.with_name(name).unlink()
-                removed += 1
     return removed
 
 

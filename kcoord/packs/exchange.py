@@ -17,7 +17,6 @@ from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error
 from kcoord.files.packed import unpack
-from kcoord.files.sweep import sweep_beside
 from kcoord.packs.index import MOST_LISTED, Use
 from kcoord.packs.pack import Pack, Progress, write
 from kcoord.packs.recipe import Recipe, merge
@@ -66,8 +65,6 @@ def export(
     try:
         if out.exists() and not out.is_file():  # a device or a pipe would be gone by the rename
             raise StoreError(f"{out}: it is there, and no plain file: name another")
-        with suppress(OSError):  # a directory may take files, and list none
-            sweep_beside(out)
         with part.open("wb") as file:
             index = write(file, store.trust, _found(store, wanted, done.left_out, progress), profiles)
             file.flush()

@@ -56,16 +56,16 @@ def shared(sandbox: Sandbox) -> Path:
 
 
 @pytest.fixture
-def usual(shared: Path) -> Path:
+def usual(sandbox: Sandbox, shared: Path) -> Path:
     """The default local directory, which nobody has made yet."""
-    shared.with_name("elsewhere").mkdir(mode=0o755)
+    elsewhere = shared.with_name("elsewhere")
+    elsewhere.mkdir(mode=0o755)
+    sandbox.environment["ELSEWHERE"] = str(elsewhere)
     return shared / f"kcoord-{os.getuid()}"
 
 
 _NO_OTHER = "import kcoord.default_dir as d; d._ELSEWHERE = ()\n"
-_ONE_OTHER = (
-    "import os, kcoord.default_dir as d; d._ELSEWHERE = (os.path.join(os.path.dirname(os.environ['TMPDIR']), 'elsewhere'),)\n"
-)
+_ONE_OTHER = "import os, kcoord.default_dir as d; d._ELSEWHERE = (os.environ['ELSEWHERE'],)\n"
 """The temporary directories of a program, in place of ``/tmp`` and ``/var/tmp``."""
 
 

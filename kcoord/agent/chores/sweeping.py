@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import select
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import StoreError
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import check_tier
-from kcoord.files.sweep import sweep, sweep_left_by
+from kcoord.files.sweep import sweep
 from kcoord.telemetry.events import Notices, log
-
-T = TypeVar("T")
 
 FIRST_IN_STORE = 60.0  # seconds within which the store is swept first; a job's nodes start together
 SECOND = 600.0
 EVERY = 3600.0
 _MOST_TIERS = 4096
-_ENDS_WITHIN = 5.0  # seconds from the end of a socket to the end of its process
 
 
 class Sweeper:
@@ -32,7 +27,6 @@ class Sweeper:
     def __init__(self, store: Path | None, local_dir: Path, notices: Notices) -> None:
         self._local_dir = local_dir
         self._tiers: set[str] = set()
-        self._being_published: set[str] = set()  # names of staging directories
         self._node_was_swept = False
         self._lane = Lane("sweep")
         sweep_tiers = self._lane.doing(self._sweep_tiers)
@@ -46,23 +40,6 @@ class Sweeper:
         """There is a local tier around `home`."""
         if len(self._tiers) < _MOST_TIERS:
             self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
-
-    def sparing(self, staging: Path, publish: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """`publish`, during which `staging` is not removed, also if its owner ends."""
-        self._being_published.add(staging.name)
-
-        async def spared() -> T:
-            try:
-                return await publish()
-            finally:
-                self._being_published.discard(staging.name)
-
-        return spared
-
-    def ended(self, pid: int, home: str) -> None:
-        """The connection of process `pid`, which led a compile for `home`, has ended. If the process has too, its files go."""
-        staging = Path(home).parent / ".kcoord" / "staging"
-        self._lane.submit(lambda: self._remove_left(pid, staging), "the files of an ended process stay for an hour")
 
     def _sweep_tiers(self) -> float | None:
         _logged(self._remove_stale)
@@ -79,12 +56,6 @@ class Sweeper:
                 check_tier(root)
                 removed += sweep(staging, root)
         return removed
-
-    def _remove_left(self, pid: int, staging: Path) -> None:
-        if _has_ended(pid, _ENDS_WITHIN):
-            with suppress(StoreError):
-                check_tier(staging.parent.parent)
-                _logged(lambda: sweep_left_by(staging, pid, frozenset(self._being_published)))
 
 
 def _sweep_store(store: Path) -> None:
@@ -114,19 +85,3 @@ def is_turn(stamp: Path, every: float) -> bool:
         return False
     os.utime(stamp)
     return True
-
-
-def _has_ended(pid: int, within: float) -> bool:
-    """Wait for the end of a process, which closes its sockets a moment before. False: it lives, or that is not known."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(within * 1000))
-    finally:
-        os.close(descriptor)

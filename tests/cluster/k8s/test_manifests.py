@@ -204,16 +204,16 @@ def test_a_job_of_ones_own_keeps_its_init_containers_and_volumes_and_others_are_
     assert "kcoord" not in str(other).replace("'else': 'sidecar'", "")
 
 
-def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
+def test_the_optional_component_fits_every_kind(tmp_path: Path) -> None:
     for name in WITH_SIDECAR:
         place = tmp_path / name
         place.mkdir()
-        optional = [_relative(place, c) for c in ("shared-pids", "openshift")]
         overlay = Path(_relative(place, "sidecar")).parent.parent / "overlays" / name
-        (place / "kustomization.yaml").write_text(f"resources: [{overlay}]\ncomponents: [{', '.join(optional)}]\n")
+        (place / "kustomization.yaml").write_text(
+            f"resources: [{overlay}]\ncomponents: [{_relative(place, 'openshift')}]\n"
+        )
         found = objects(place)
         pod = next(pods(found))
-        assert pod.spec["shareProcessNamespace"] is True
         assert not _USERS & pod.spec["securityContext"].keys()
         for each in found:
             validate(each, VERSIONS[0])
@@ -221,7 +221,7 @@ def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainingRuntime", "ClusterTrainingRuntime"])
 def test_what_the_components_make_of_a_pod_that_says_little_is_valid(tmp_path: Path, kind: str) -> None:
-    (mine,) = _made_by(tmp_path, kind, "sidecar", "metrics", "shared-pids")
+    (mine,) = _made_by(tmp_path, kind, "sidecar", "metrics")
     for version in VERSIONS:
         validate(mine, version)
     pod = next(pods([mine]))

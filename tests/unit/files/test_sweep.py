@@ -20,7 +20,7 @@ from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.atomic import place, staging_name
 from kcoord.files.rename import rename_into_place
-from kcoord.files.sweep import lives, sweep, sweep_left_by
+from kcoord.files.sweep import lives, sweep
 from kcoord.testing.stores import KEY
 from tests.support.agents import Node, stage, until
 from tests.support.artifacts import ORIGIN
@@ -179,7 +179,6 @@ def test_one_call_does_a_bounded_amount_of_work(tmp_path: Path, dead: int) -> No
 
 def test_a_directory_that_is_not_there_has_nothing_stale(tmp_path: Path) -> None:
     assert sweep(tmp_path / "missing") == 0
-    assert sweep_left_by(tmp_path / "missing", 1) == 0
 
 
 def test_an_owner_that_lives_after_all_cannot_publish_what_is_half_removed(
@@ -213,50 +212,7 @@ def test_on_a_disk_that_cannot_be_written_nothing_goes(tmp_path: Path, dead: int
         assert (disk / name(dead)).exists()
 
 
-def test_what_a_process_left_goes_at_once_when_it_has_ended(tmp_path: Path, dead: int, alive: int) -> None:
-    make(tmp_path, name(dead))
-    spared = make(tmp_path, name(dead, suffix=".part"))
-    theirs = make(tmp_path, name(alive))
-    elsewhere = make(tmp_path, name(dead, where="0a1b2c3d"))
-    assert sweep_left_by(tmp_path, alive) == 0
-    assert sweep_left_by(tmp_path, dead, {spared.name}) == 1
-    assert sorted(tmp_path.iterdir()) == sorted([spared, theirs, elsewhere])
-
-
 # --- by the agent ---
-
-
-def test_the_staged_files_of_a_rank_that_is_killed_go_at_once() -> None:
-    with Node() as node:
-        node.start()
-        leader = node.rank('claim(client, "k"); stage(home_of("k")); say("staged"); listen()')
-        leader.expect("Lead")
-        leader.expect("staged")
-        other = node.rank('claim(client, "other"); stage(home_of("other")); say("staged"); listen()')
-        other.expect("Lead")
-        other.expect("staged")
-        staging = node.home("k").parent / ".kcoord" / "staging"
-        assert len(list(staging.iterdir())) == 2
-        leader.kill()
-        until(lambda: len(list(staging.iterdir())) == 1)
-        (left,) = staging.iterdir()
-        assert f"-{other.pid}-" in left.name
-
-
-def test_a_rank_that_only_lets_go_of_its_lead_keeps_its_files() -> None:
-    with Node() as node:
-        node.start()
-        rank = node.rank(
-            'claim(client, "k"); stage(home_of("k")); client._links.forget_after_fork(); say("gone"); listen()'
-        )
-        rank.expect("Lead")
-        rank.expect("gone")
-        until(lambda: not node.flight("k"))
-        staging = node.home("k").parent / ".kcoord" / "staging"
-        again = node.client()
-        lead = node.claim(again, "k")
-        assert node.publish(again, lead, "k")
-        assert len(list(staging.iterdir())) == 1
 
 
 _AT_ONCE = """

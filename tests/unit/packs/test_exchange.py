@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import PACK, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.atomic import staging_name
 from kcoord.keys import CacheKey
 from kcoord.packs.exchange import decode_profile, encode_profile, export, import_artifacts
 from kcoord.packs.index import Index, PackInvalid, Use
@@ -466,24 +464,6 @@ def test_an_artifact_that_is_named_and_left_out_is_no_success(kcoord: Run, tmp_p
     assert done.returncode == 1
     assert f"left out: {DIGESTS[0][:12]}" in done.stderr
     assert kcoord("export", "--all", str(out), **given).returncode == 0, "of all, what does not verify is only told"
-
-
-def dead_pid() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    return ended.pid
-
-
-def test_what_a_killed_export_left_goes_with_the_next_one_to_the_same_file(tmp_path: Path) -> None:
-    store = filled(tmp_path / "s")
-    out, ours = tmp_path / "b.kcb", f"-{os.getpid()}-"
-    left = [tmp_path / f".{name}.{staging_name().replace(ours, f'-{dead_pid()}-')}.part" for name in ("b.kcb", "c.kcb")]
-    at_work = tmp_path / f".b.kcb.{staging_name()}.part"
-    mine = tmp_path / ".b.kcb.notes.part"
-    for path in (*left, at_work, mine):
-        path.touch()
-    exported(store, out)
-    assert {p for p in tmp_path.iterdir() if p.is_file()} == {out, left[1], at_work, mine}
 
 
 def test_a_dry_run_of_an_import_fails_where_the_import_would(kcoord: Run, tmp_path: Path) -> None:
