@@ -55,10 +55,6 @@ class Key:
         return Key(self.public)
 
     @property
-    def kind(self) -> str:
-        return "public" if self.private is None else "private"
-
-    @property
     def text(self) -> str:
         """As a key file has it; that of a private key is secret."""
         return _PUBLIC + self.public.hex() if self.private is None else self.private.hex()

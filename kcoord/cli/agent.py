@@ -10,34 +10,29 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, Finite, Whole, environ_with, no_agent, running_agent, settings_flags
+from kcoord.cli.options import ALL, environ_with, no_agent, running_agent, settings_flags
 from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
 from kcoord.settings import Settings
 from kcoord.telemetry.events import log_to_stderr
 
 _CHECKED_WITHIN = 5.0  # seconds
+_PREFETCHED_WITHIN = 120.0  # seconds
+_MOST_PREFETCHED = 4 << 30  # bytes
 
 
 @click.command("agent")
 @click.option("--stop", is_flag=True, help="End the running agent, after its publishes.")
 @click.option("--check", is_flag=True, help="For a probe: exit with 0 if the agent answers, else with 1.")
-@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's jobs from the store to this node, and end. "
-              "Exits with 0 also if that fails.")  # fmt: skip
-@click.option("--timeout", type=Finite(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
-              help="With --prefetch: after this long, end.")  # fmt: skip
-@click.option("--max-mib", type=Whole(0), default=4096, show_default=True, metavar="MIB",
-              help="With --prefetch: fetch about this much at most.")  # fmt: skip
-@click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
+@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's jobs from the store to this node, and "
+              "end: at most 4 GiB, within two minutes. Exits with 0 also if that fails.")  # fmt: skip
+@click.option("--await", "within", type=click.IntRange(0, 3600), metavar="SECONDS",
               help="Wait until the agent answers, at most this long. Exits with 0 also if it does not.")  # fmt: skip
 @click.option("--sidecar", is_flag=True, help="In a pod, whose ranks know no keys: under every policy KCOORD_LOCAL_DIR is the "
               "local directory itself. If the agent cannot serve, log why and stay; hide its secrets from other processes of "
               "this user.")  # fmt: skip
 @settings_flags(*ALL)
-def command(
-    stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,
-    **flags: str | None,
-) -> None:  # fmt: skip
+def command(stop: bool, check: bool, prefetch: bool, within: int | None, sidecar: bool, **flags: str | None) -> None:
     """Run this node's agent until SIGTERM. It finishes its publishes and releases its leases first."""
     if stop + check + (prefetch or sidecar) + (within is not None) > 1:
         raise click.UsageError("--stop, --check, --prefetch, --await and --sidecar are five commands: give one of them, or "
@@ -45,7 +40,7 @@ def command(
     if prefetch or check or sidecar or within is not None:  # in a pod, beside the agent's secrets
         _hide_memory()
     if prefetch:
-        _prefetch(flags, timeout, max_mib << 20, sidecar)
+        _prefetch(flags, sidecar)
     if within is not None:
         _await(flags, within)
     elif sidecar:
@@ -74,7 +69,7 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
         time.sleep(1.0)
 
 
-def _await(flags: dict[str, str | None], within: float) -> None:
+def _await(flags: dict[str, str | None], within: int) -> None:
     from kcoord.rank.liveness import await_agent
 
     try:
@@ -94,7 +89,7 @@ def _check(settings: Settings) -> None:
         raise AgentUnavailable(fault)
 
 
-def _prefetch(flags: dict[str, str | None], timeout: float, most: int, sidecar: bool) -> None:
+def _prefetch(flags: dict[str, str | None], sidecar: bool) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
     from kcoord.backends.registry import place_of
     from kcoord.packs.prefetch import prefetch
@@ -111,7 +106,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int, sidecar: 
         if settings.disable:
             log("KCOORD_DISABLE is set: nothing is fetched")
         else:
-            log(str(prefetch(settings, timeout=timeout, most=most, say=log, place_of=place_of)))
+            log(str(prefetch(settings, timeout=_PREFETCHED_WITHIN, most=_MOST_PREFETCHED, say=log, place_of=place_of)))
     except SettingsError as error:
         log(f"{error}; nothing is fetched")
     with suppress(OSError):

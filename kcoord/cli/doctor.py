@@ -204,11 +204,8 @@ def _directory(what: str, path: Path) -> Iterator[Finding]:
     usage = psutil.disk_usage(str(path))
     if usage.free < _LITTLE_SPACE:
         yield Finding(what, "warn", f"{usage.free >> 20} MiB free", "free space: a job fills a few hundred MiB")
-    inodes = os.statvfs(path)
     if has_no_inodes(path):
         yield Finding(what, "warn", "no inodes left", "remove files")
-    elif inodes.f_files and inodes.f_favail < 10_000:
-        yield Finding(what, "warn", f"{inodes.f_favail} inodes free", "remove files")
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:
@@ -243,9 +240,6 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         yield Finding("Redis", "fail", str(error), f"check {given}, the server, its password and its ACL")
         return
     yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
-    if _is_vulnerable(version):
-        remedy = "upgrade to Redis 8.2.2, Valkey 8.1.4 or a patched release of your branch (CVE-2025-49844, authenticated Lua)"
-        yield Finding("Redis", "warn", f"{version} may have a use-after-free in Lua", remedy)
 
 
 async def _try_lease(leases: LeaseService) -> float:
@@ -254,20 +248,6 @@ async def _try_lease(leases: LeaseService) -> float:
     started = time.perf_counter()
     await probe(leases)
     return (time.perf_counter() - started) * 1000
-
-
-_FIXED = {"": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}, "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4}}
-
-
-def _is_vulnerable(version: str) -> bool:
-    """True for releases older than the fixes of October 2025."""
-    server, _, numbers = version.rpartition(" ")
-    parts = [int(p) for p in numbers.split(".")[:3] if p.isdigit()]
-    if len(parts) < 3:
-        return False
-    major, minor, patch = parts
-    fixed = _FIXED[server]
-    return patch < fixed.get((major, minor), patch if (major, minor) > max(fixed) else patch + 1)
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:

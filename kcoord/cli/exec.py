@@ -10,10 +10,9 @@ from kcoord.cli.options import ALL, settings_flags
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@click.option("--record", metavar="NAME", help="The same as --profile.")
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
+def command(arguments: tuple[str, ...], **flags: str | None) -> None:
     """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and hook the compilers in all its processes.
 
     Put it after srun or mpirun: srun kcoord exec -- python train.py. COMMAND gets the signals, and its exit code is this one's.
@@ -21,6 +20,4 @@ def command(arguments: tuple[str, ...], record: str | None, **flags: str | None)
     from kcoord_launch.checks import checked_settings
     from kcoord_launch.exec import run
 
-    if record is not None:
-        flags["profile"] = record
     sys.exit(run(checked_settings(flags), list(arguments)))

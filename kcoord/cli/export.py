@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from kcoord.artifacts import local
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import DIGEST, IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
+from kcoord.cli.console import bar
+from kcoord.cli.options import IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
-from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
 from kcoord.packs.exchange import encode_profile, export
 from kcoord.packs.index import Use
@@ -40,23 +39,19 @@ def _file(text: str) -> Path:
 @click.option(
     "--all", "everything", is_flag=True, help="All artifacts of the store, and all profiles that it or this node has."
 )
-@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=DIGEST,
-              help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
-def command(
-    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
-) -> None:  # fmt: skip
+def command(settings: Settings, names: tuple[str, ...], out: Path, everything: bool, as_json: bool) -> None:
     """Write the profiles NAME, and the artifacts that their jobs used, into one FILE for `kcoord import`.
 
     The file is signed if there is a signing key, and then holds what known keys have signed.
     """
     root = needed_store(settings)
-    if not (names or everything or keys):
-        raise click.UsageError("nothing to export: give the NAME of a profile, --key DIGEST or --all")
+    if not (names or everything):
+        raise click.UsageError("nothing to export: give the NAME of a profile, or --all")
     store = Store(root, Trust.of(settings))
     check_is_store(store.root)
-    named = _found(store, keys)
-    uses = {digest: Use(digest, local.place_of(digest)) for digest in (store.digests() if everything else named)}
+    uses: dict[str, Use] = {}
     if everything:
+        uses = {digest: Use(digest, local.place_of(digest)) for digest in store.digests()}
         names = tuple(sorted({*profile_names(settings), *profiles_in(packs_directory(store.root, ""))}))
     profiles, unread = {}, {}
     signed_only = replace(settings, trust="require") if store.trust.keys else settings
@@ -85,8 +80,6 @@ def command(
         echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
-    if not done.left_out.keys().isdisjoint(named):
-        raise KcoordError("an artifact that was named is left out: see above, and 'kcoord verify'")
 
 
 def _used(store: Store, profile: str) -> list[Use]:
@@ -103,19 +96,3 @@ def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
     if needed and name not in profile_names(settings):
         return []
     return load_profile(settings, name)
-
-
-def _found(store: Store, keys: Iterable[str]) -> list[str]:
-    """The digests that begin with `keys`. Raises `KcoordError` unless each begins exactly one."""
-    wanted = []
-    for key in keys:
-        if len(key) == 64:
-            matches = [key] if store.home(key).exists() else []
-        else:
-            matches = [d for d in store.digests() if d.startswith(key)]
-        if len(matches) != 1:
-            raise KcoordError(
-                f"{len(matches)} artifacts in {store.root} begin with {key}: 'kcoord ls' has their digests"
-            )
-        wanted += matches
-    return wanted

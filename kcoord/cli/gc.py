@@ -9,7 +9,7 @@ import click
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import ON_DISK, PROFILE, Parsed, Whole, needed_store, print_json, subcommand
+from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
@@ -28,7 +28,9 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 
 @subcommand("gc", *ON_DISK)
 @click.option("--max-size", type=_SIZE, help="Remove the least recently used until the rest fits: 50GiB.")
-@click.option("--max-files", type=Whole(0), metavar="N", help="The same for the number of files and directories.")
+@click.option(
+    "--max-files", type=click.IntRange(0), metavar="N", help="The same for the number of files and directories."
+)
 @click.option("--unused-for", type=_TIME, help="Remove those that no job has used for this long: 30d.")
 @click.option("--older-than", type=_TIME, help="Remove those that were compiled longer ago, used or not: 180d.")
 @click.option("--toolchain-gone", type=_TIME, help="Remove those of a compiler version of which nothing has been used for "

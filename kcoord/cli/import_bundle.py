@@ -9,10 +9,10 @@ import click
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
+from kcoord.cli.console import bar
 from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
-from kcoord.cli.transfer import bar
-from kcoord.packs.exchange import Imported, decode_profile, import_artifacts
+from kcoord.packs.exchange import decode_profile, import_artifacts
 from kcoord.packs.index import PackInvalid, Use
 from kcoord.packs.pack import Pack
 from kcoord.packs.recipe import Recipe, today
@@ -24,8 +24,7 @@ from kcoord.telemetry.events import Notices
 
 @subcommand("import", *IN_STORE)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Verify the file and print what would be done; write nothing.")
-def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> None:
+def command(settings: Settings, file: Path, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
     Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
@@ -38,16 +37,18 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
         with bar(f"verify {file.name}", quiet=as_json) as progress:
             pack.verify(progress)
         profiles = {name: _decoded(file, name, text) for name, text in pack.profiles()}
-        if not dry_run:
-            store.open()
+        store.open()
         with bar(f"import {file.name}", quiet=as_json) as progress:
-            done = import_artifacts(pack, store, progress, dry_run=dry_run)
+            done = import_artifacts(pack, store, progress)
         places = {use.digest: use.place for use in pack.index.uses}
-        for name, (recipes, digests) in profiles.items() if not dry_run else ():
+        for name, (recipes, digests) in profiles.items():
             _save_recipes(store, name, recipes, vouched=pack.vouched)
             if pack.vouched:  # else the store's pack would be signed by the import
                 _save_uses(store, name, [Use(digest, places.get(digest, ""), today()) for digest in digests])
-    _print(done, sorted(profiles), store, dry_run, as_json)
+    if as_json:
+        print_json({"published": done.published, "kept": done.kept, "profiles": sorted(profiles)})
+    else:
+        echo(f"{done.published} artifacts published and {done.kept} kept, {len(profiles)} profiles, in {store.root}")
 
 
 def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[str]]:
@@ -76,11 +77,3 @@ def _save_uses(store: Store, name: str, uses: list[Use]) -> None:
         write_pack(store, name, added(uses, earlier, since=0))
         if earlier is not None:
             earlier.close()
-
-
-def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({"published": done.published, "kept": done.kept, "profiles": profiles, "dry_run": dry_run})
-        return
-    would = "would be published" if dry_run else "published"
-    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}")

@@ -17,7 +17,7 @@ import click
 from rich.table import Table
 
 from kcoord.cli.console import Console
-from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
+from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.report.timeline import Timeline, jobs, load_timeline
@@ -40,7 +40,7 @@ def job_command(name: str, suffix: str, formats: str = "") -> Callable[[Callable
         @click.argument("job", required=False)
         @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
                       help=f"Where to write it. Default: kcoord-JOB{suffix}; '-' is stdout{formats}.")  # fmt: skip
-        @click.option("--hours", metavar="N", type=Finite(min=0, min_open=True),
+        @click.option("--hours", metavar="N", type=click.FloatRange(min=0, min_open=True),
                       help="Only what began in the last N hours: for a name that several runs had.")  # fmt: skip
         @functools.wraps(function)
         def run(

@@ -1,4 +1,4 @@
-"""``kcoord keys``: make, list and rotate the keys that sign the store's content."""
+"""``kcoord keys``: make and rotate the keys that sign the store's content."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import time
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from kcoord.artifacts.signing import Key, Trust, parse_id, read_keys
-from kcoord.cli.console import Console
-from kcoord.cli.options import Parsed, json_flag, print_json
+from kcoord.cli.options import Parsed
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_errors
 from kcoord.files.rename import sync_directory
-from kcoord.settings import Settings, variable
+from kcoord.settings import variable
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ID = Parsed("id", parse_id)
@@ -28,9 +26,10 @@ _id = click.option(
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and rotate the keys that sign the store's content.
+    """Make and rotate the keys that sign the store's content.
 
     A file of keys is for KCOORD_SIGNING_KEY_FILE. FILE signs, and FILE.pub verifies alone, for nodes that publish nothing.
+    'kcoord doctor' names the keys of a file, and the one that signs.
     """
 
 
@@ -52,32 +51,14 @@ def new(file: Path, key_id: str | None) -> None:
     echo(f"{_public(file)}: its public half verifies alone: for every node that is not to sign")
 
 
-@command.command("list")
-@click.argument("file", type=_FILE, required=False)
-@json_flag
-def show(file: Path | None, as_json: bool) -> None:
-    """Print the keys of FILE, or of KCOORD_SIGNING_KEY_FILE: ids and kinds, and no secret."""
-    keys = read_keys(_given(file))
-    signer = Trust("require", keys).signer
-    found = [{"id": key_id, "kind": key.kind, "signs": key_id == signer} for key_id, key in keys.items()]
-    if as_json:
-        print_json(found)
-        return
-    table = Table("id", "kind", "")
-    for key_id, key in keys.items():
-        table.add_row(key_id, key.kind, "signs and verifies" if key_id == signer else "verifies")
-    Console().print(table)
-
-
 @command.command("rotate")
-@click.argument("file", type=_FILE, required=False)
+@click.argument("file", type=_FILE)
 @_id
-def rotate(file: Path | None, key_id: str | None) -> None:
-    """Put a new key first in FILE, or in KCOORD_SIGNING_KEY_FILE. It signs from then on.
+def rotate(file: Path, key_id: str | None) -> None:
+    """Put a new key first in FILE. It signs from then on.
 
     Of earlier keys the public half stays, and verifies. FILE.pub gets the new public half. Print what to do next.
     """
-    file = _given(file)
     if file.is_symlink():  # as a mounted Secret is
         raise KcoordError(f"{file} is a symbolic link: rotate the file that it is made from")
     keys = read_keys(file)
@@ -98,14 +79,6 @@ def rotate(file: Path | None, key_id: str | None) -> None:
     )
     echo("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
     echo(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
-
-
-def _given(file: Path | None) -> Path:
-    settings = Settings.from_environ()
-    path = file or settings.signing_key_file
-    if path is None:
-        raise SettingsError("KCOORD_SIGNING_KEY_FILE is not set: set it, or name a FILE")
-    return path
 
 
 def _public(file: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -84,24 +83,6 @@ def environ_with(flags: Mapping[str, str | None]) -> dict[str, str]:
     return environ
 
 
-class Whole(click.IntRange):
-    """A whole number within a range."""
-
-    name = "integer"  # click's error says "not a valid integer range"
-
-
-class Finite(click.FloatRange):
-    """A finite number within a range. `click.FloatRange` takes "nan" for one, and with an open end "inf"."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a number that can be counted to.", param, ctx)
-        return number
-
-
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A value by a function that raises ValueError with the remedy."""
 
@@ -117,29 +98,12 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r:.80}: {error}", param, ctx)
 
 
-def _digest(text: str) -> str:
-    if not 4 <= len(text) <= 64 or not set(text) <= set("0123456789abcdef"):
-        raise ValueError("it is no digest, of 4 to 64 hex digits: 'kcoord ls' has them")
-    return text
-
-
-DIGEST = Parsed("digest", _digest)
-"""A digest, or its beginning."""
-
-
 def short_key(digest: str) -> str:
-    """For people: enough of a digest to tell a kernel's variants apart. Commands that take a DIGEST take this."""
+    """For people: enough of a digest to tell a kernel's variants apart. `kcoord explain` takes it."""
     return printable(digest)[:12]
 
 
-def _profile(text: str) -> str:
-    try:
-        return profile_name(text)
-    except ValueError as error:
-        raise ValueError(f"it is no profile's name: {error}") from None
-
-
-PROFILE = Parsed("name", _profile)
+PROFILE = Parsed("name", profile_name)
 
 
 def needed_store(settings: Settings, hint: str = "") -> Path:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import click
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 
 from kcoord.cli.console import Console
@@ -15,34 +13,17 @@ from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printa
 from kcoord.settings import Settings
 from kcoord.units import first_few
 
-_REFRESH = 0.5  # seconds
-
 
 @subcommand("status", *WHERE)
-@click.option("--once", is_flag=True, help="Print once instead of following; the default without a terminal.")
-def command(settings: Settings, once: bool, as_json: bool) -> None:
-    """Show the flights of this node's agent: a live table in a terminal, until Ctrl-C."""
-    status = _status(settings)
-    console = Console()
-    if as_json:
-        print_json(status)
-    elif once or not console.is_terminal:
-        console.print(_picture(status))
-    else:
-        with Live(_picture(status), console=console, auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(_REFRESH)
-                    live.update(_picture(_status(settings)), refresh=True)
-            except KeyboardInterrupt:
-                return
-
-
-def _status(settings: Settings) -> dict[str, Any]:
+def command(settings: Settings, as_json: bool) -> None:
+    """Show the compiles under way on this node, and the ranks that wait for them. To follow them: watch kcoord status."""
     status = agent_status(settings)
     if status is None:
         raise no_agent(settings)
-    return status
+    if as_json:
+        print_json(status)
+    else:
+        Console().print(_picture(status))
 
 
 def _picture(status: dict[str, Any]) -> Group:

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from kcoord.cgroups import cores
-from kcoord.cli.options import ALL, Parsed, Whole, agent_status, environ_with, json_flag, print_json, settings_flags
+from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
@@ -47,7 +47,7 @@ def _target(text: str) -> str:
 @click.argument("name")
 @click.option("--target", "targets", multiple=True, type=Parsed("target", _target), help="Compile for this GPU "
               "(cuda:90, hip:gfx942) instead of the recorded ones; may be repeated. No GPU is needed.")  # fmt: skip
-@click.option("--workers", type=Whole(1), help="Processes that compile, at most. Default: one for each core.")
+@click.option("--workers", type=click.IntRange(1), help="Processes that compile, at most. Default: one for each core.")
 @json_flag
 @settings_flags(*ALL)
 def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:

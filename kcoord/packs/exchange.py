@@ -105,13 +105,11 @@ class Imported:
     kept: int = 0
 
 
-def import_artifacts(
-    pack: Pack, store: Store, progress: Progress = lambda a, b: None, *, dry_run: bool = False
-) -> Imported:
+def import_artifacts(pack: Pack, store: Store, progress: Progress = lambda a, b: None) -> Imported:
     """Publish the artifacts of `pack` into `store`, each verified; those that are there already, and verify, stay.
 
     Verify the whole pack first. May be interrupted and begun again: each artifact is published by itself. An artifact that a
-    known key vouches for, by its own signature or the pack's, is signed anew if it has none of ours. `dry_run`: only count.
+    known key vouches for, by its own signature or the pack's, is signed anew if it has none of ours.
     Raises `PackInvalid` if the file has changed since, and `StoreError`.
     """
     done = Imported()
@@ -119,9 +117,8 @@ def import_artifacts(
         if _is_there(store, found.manifest.key.digest):
             done.kept += 1
             continue
+        store.publish_object(_resealed(store.trust, found) if pack.vouched else found)
         done.published += 1
-        if not dry_run:
-            store.publish_object(_resealed(store.trust, found) if pack.vouched else found)
     return done
 
 

@@ -57,7 +57,7 @@ def store(sandbox: Sandbox) -> Path:
 
 
 COMMANDS = [
-    "ls", "verify", "explain kernel", "stats", "status --once", "gc --dry-run", "gc --dry-run --max-gib 0",
+    "ls", "verify", "explain kernel", "stats", "status", "gc --dry-run", "gc --dry-run --max-gib 0",
     "export --all out.kcb", "warmup good", "report", "trace",
 ]  # fmt: skip
 

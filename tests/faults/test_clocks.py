@@ -425,7 +425,7 @@ def test_status_counts_no_negative_seconds_after_the_clock_was_set_back(sandbox:
     environ = {**clock.environ, "KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_IDLE_TIMEOUT": "60"}
     agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent", **environ)
     try:
-        status = ("-c", "from kcoord.cli import main; main()", "status", "--once")
+        status = ("-c", "from kcoord.cli import main; main()", "status")
         eventually(lambda: sandbox.run(*status, **environ).returncode == 0)
         clock.clock(-STEP)
         assert "up 0 s" in sandbox.run(*status, **environ).stdout

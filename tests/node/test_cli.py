@@ -254,8 +254,7 @@ def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["ls"], ["explain", "k"], ["verify"], ["verify", "f" * 64], ["gc"], ["gc", "--dry-run"], ["gc", "--pins"],
-     ["export", "--all", "out"], ["export", "job", "out"], ["export", "--key", "f" * 64, "out"]],
+    [["ls"], ["explain", "k"], ["verify"], ["gc"], ["gc", "--pins"], ["export", "--all", "out"], ["export", "job", "out"]],
     ids=" ".join,
 )  # fmt: skip
 @pytest.mark.parametrize("what", ["nothing", "a file", "a directory"])

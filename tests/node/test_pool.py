@@ -106,7 +106,7 @@ def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
         eventually(lambda: pool_status(sandbox)["compiled"] == 5)
         # the sixth is in the queue if the pool has looked at it before a rank asked
         idle = re.compile("pool of default: 0 cores busy, [01] keys to compile, 5 compiled ahead, 0 of them used")
-        eventually(lambda: idle.search(kcoord(sandbox, "status", "--once").stdout))
+        eventually(lambda: idle.search(kcoord(sandbox, "status").stdout))
         processes = pool(sandbox)
         assert len({os.getsid(p.pid) for p in processes}) == 1
         assert {p.nice() for p in processes} == {min(19, os.nice(0) + 10)}

@@ -176,11 +176,11 @@ def test_a_process_that_is_killed_after_a_compile_has_recorded_it(sandbox: Sandb
 
 
 def test_exec_records_under_the_name_that_it_is_given(sandbox: Sandbox) -> None:
-    command = [*KCOORD, "exec", "--record", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
+    command = [*KCOORD, "exec", "--profile", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
     done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS))
     assert done.returncode == 0, done.stderr
     assert len(load_profile(settings_of(sandbox), "mine")) == 3
-    done = sandbox.run(*KCOORD, "exec", "--record", "a/b", "--", "true")
+    done = sandbox.run(*KCOORD, "exec", "--profile", "a/b", "--", "true")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "profile" in done.stderr
 

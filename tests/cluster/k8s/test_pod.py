@@ -196,7 +196,7 @@ def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_sec
     """Nor does it take to a store that nobody vouches for; and the pod starts, and its ranks compile."""
     pod = without_secrets
     agent = pod.start("kcoord-agent")
-    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"])
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "1"])
     assert finish(waits).returncode == 0
     trainer = finish(rank(pod, 0, 2))
     assert (trainer.returncode, reports(trainer.stdout)[0]["compiled"]) == (0, [0, 1])
@@ -344,7 +344,7 @@ def test_an_agent_that_cannot_work_does_not_keep_the_pod_from_starting(
     pod: RunningPod, name: str, value: str, said: str
 ) -> None:
     agent = pod.start("kcoord-agent", **{name: value})
-    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"], **{name: value})
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "1"], **{name: value})
     assert finish(waits).returncode == 0, "the startup probe lets the others start"
     trainer = finish(rank(pod, 0, 2))
     assert trainer.returncode == 0, trainer.stderr

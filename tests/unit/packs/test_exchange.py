@@ -361,15 +361,9 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     assert done.returncode == 0, done.stderr
     assert "2 artifacts and 1 profiles" in done.stdout
     given = {"KCOORD_STORE": str(there), "KCOORD_SIGNING_KEY": OURS}
-    dry = kcoord("import", "--dry-run", str(out), **given)
-    assert dry.returncode == 0, dry.stderr
-    assert "2 artifacts would be published" in dry.stdout
-    assert not there.exists()
     assert kcoord("import", str(out), **given).returncode == 0
     again = kcoord("import", "--json", str(out), **given)
-    assert json.loads(again.stdout) == {
-        "published": 0, "kept": 2, "profiles": ["p"], "dry_run": False,
-    }  # fmt: skip
+    assert json.loads(again.stdout) == {"published": 0, "kept": 2, "profiles": ["p"]}
     assert set(Store(there).digests()) == {DIGESTS[0], DIGESTS[2]}
     found = {r.digest for r in parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))}
     assert found == {recipe(1).digest, recipe(2).digest}
@@ -421,7 +415,7 @@ def test_a_profile_that_nobody_vouches_for_is_not_signed_by_importing_it(kcoord:
 def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: Path) -> None:
     store = filled(tmp_path / "here", OURS)
     given = {"KCOORD_STORE": str(store.root), "KCOORD_SIGNING_KEY": OURS}
-    done = kcoord("verify", "--all", **given)
+    done = kcoord("verify", **given)
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 artifacts verified, 0 bad" in done.stdout
     store.home(DIGESTS[0]).write_bytes(b"torn")
@@ -431,12 +425,8 @@ def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: 
     told = json.loads(done.stdout)
     assert set(told["bad"]) == {str(store.home(d)) for d in DIGESTS[:2]}
     assert told["whole"] == 2
-    assert kcoord("verify", DIGESTS[2], **given).returncode == 0
-    assert kcoord("verify", DIGESTS[1], **given, KCOORD_TRUST="off").returncode == 0
-    assert "1 artifact verified" in kcoord("verify", DIGESTS[2][:12], **given).stdout, "what kcoord ls prints of a key"
-    missing = kcoord("verify", "f" * 64, **given)
-    assert missing.returncode == 1
-    assert "f" * 64 in missing.stderr
+    told = json.loads(kcoord("verify", "--json", **given, KCOORD_TRUST="off").stdout)
+    assert set(told["bad"]) == {str(store.home(DIGESTS[0]))}
     assert sorted(store.digests()) == DIGESTS, "nothing was moved"
 
 
@@ -446,31 +436,19 @@ def test_verify_looks_at_this_nodes_own_copies_too(sandbox: Sandbox, kcoord: Run
         home.parent.mkdir(parents=True, exist_ok=True)
         local.install(manifest_of(key=key), FILES, home)
     assert "2 artifacts verified, 0 bad" in kcoord("verify", "--local").stdout
-    assert kcoord("verify", "--local", "f" * 12).returncode == 1
     (home / "a.cubin").write_bytes(b"other")
     done = kcoord("verify", "--local")
     assert done.returncode == 1
     assert str(home) in done.stderr
 
 
-def test_an_artifact_that_is_named_and_left_out_is_no_success(kcoord: Run, tmp_path: Path) -> None:
-    store, out = filled(tmp_path / "s"), tmp_path / "out"
-    given = {"KCOORD_STORE": str(store.root)}
-    done = kcoord("export", "--key", "f" * 64, str(out), **given)
-    assert (done.returncode, out.exists()) == (1, False)
-    assert "0 artifacts" in done.stderr
+def test_an_artifact_that_does_not_verify_is_left_out_and_named(kcoord: Run, tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
     store.home(DIGESTS[0]).write_bytes(b"torn")
-    done = kcoord("export", "--key", DIGESTS[0], "--key", DIGESTS[1], str(out), **given)
-    assert done.returncode == 1
+    done = kcoord("export", "--all", str(tmp_path / "out"), KCOORD_STORE=str(store.root))
+    assert done.returncode == 0
     assert f"left out: {DIGESTS[0][:12]}" in done.stderr
-    assert kcoord("export", "--all", str(out), **given).returncode == 0, "of all, what does not verify is only told"
-
-
-def test_a_dry_run_of_an_import_fails_where_the_import_would(kcoord: Run, tmp_path: Path) -> None:
-    bundle = exported(filled(tmp_path / "here"), tmp_path / "b.kcb")
-    (tmp_path / "file").touch()
-    for arguments in ([str(bundle)], ["--dry-run", str(bundle)]):
-        assert kcoord("import", *arguments, KCOORD_STORE=str(tmp_path / "file")).returncode == 1
+    assert "3 artifacts" in done.stdout
 
 
 def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -492,19 +470,14 @@ def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox
     [
         (["export", "out"], 2, "nothing to export"),
         (["export", "nobody", "out"], 1, "no profile 'nobody'"),
-        (["export", "--key", "abcd", "out"], 1, "0 artifacts"),
-        (["export", "--key", "../x", "out"], 2, "no digest"),
-        (["export", "../profiles/nobody", "out"], 2, "no profile's name"),
-        (["export", "nobody/", "out"], 2, "no profile's name"),
+        (["export", "../profiles/nobody", "out"], 2, "Invalid value for '[NAME]"),
         (["export", "--all", ""], 2, "names no file"),
         (["export", "--all", f"{__file__}/out"], 1, "part of its path is a file"),
         (["export", "--all", "o" * 250], 1, "too long"),
         (["import", "nothing.kcb"], 1, "it is missing: create it"),
-        (["verify", "xyz"], 2, "no digest"),
         (["verify", "--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["status", "--local-dir", "/" + "n" * 300, "--socket", "/nowhere"], 1, "/nowhere"),
         (["stats", "--local-dir", "/" + "n" * 300], 1, "too long"),
-        (["verify", "--all", "f" * 64], 2, "either --all"),
     ],
 )
 def test_bad_usage_is_one_line_with_the_remedy(

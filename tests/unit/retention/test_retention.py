@@ -239,7 +239,7 @@ def test_a_store_of_a_later_format_is_left_alone_by_every_command(sandbox: Sandb
     (store.root / MARKER).write_bytes(msgpack.packb({"format": 2, "uuid": "x"}))
     before = listing(store.root)
     commands = ["gc --max-size 0", "gc --max-size 0 --dry-run", "gc --pins", "ls", "verify", "explain k", "export --all a.kcb",
-                "import --dry-run b.kcb", "import b.kcb"]  # fmt: skip
+                "import b.kcb"]  # fmt: skip
     for command in commands:
         told = kcoord(sandbox, *command.split(), code=1, KCOORD_STORE=str(store.root))
         assert told.stdout == "", command
