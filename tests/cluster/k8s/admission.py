@@ -1,4 +1,4 @@
-"""What the admission policy makes of a pod: its CEL evaluated here, its patches applied as the API server applies them.
+"""What the admission policy makes of a pod: its CEL evaluated by celpy, its patches applied as the API server applies them.
 
 Not the API server's own code: types are not checked, and of its patches only those that the policy uses are known.
 """
@@ -21,27 +21,11 @@ _KEYS = {"volumes": "name", "containers": "name", "env": "name", "volumeMounts":
 class Type(celpy.celtypes.MessageType):  # type: ignore[misc, name-defined, unused-ignore]
     """A CEL type such as ``Object.spec.volumes``, with the types of its fields as attributes. A call makes an object of it."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
-
     def get(self, name: Any, default: Any = None) -> Type:
-        return Type(f"{self.path}.{name}")
+        return Type()
 
-    def __call__(self, fields: Any) -> Typed:
-        return Typed(self.path, fields or {})
-
-
-class Typed(celpy.celtypes.MapType):  # type: ignore[misc, name-defined, unused-ignore]
-    """An object of the type `path`. Fields that hold objects must hold ones of the type that has the field's path."""
-
-    def __init__(self, path: str, fields: Object) -> None:
-        super().__init__(fields)
-        self.path = path
-        for name, value in fields.items():
-            for inner in value if isinstance(value, list) else [value]:
-                if isinstance(inner, Typed) and path != "JSONPatch":
-                    assert inner.path == f"{path}.{name}", f"{inner.path} in {path}.{name}"
+    def __call__(self, fields: Any) -> Any:
+        return celpy.celtypes.MapType(fields or {})
 
 
 def evaluate(expression: str, values: Object) -> Any:
@@ -49,7 +33,7 @@ def evaluate(expression: str, values: Object) -> Any:
     environment = celpy.Environment()
     program = environment.program(environment.compile(expression))
     given = {name: celpy.json_to_cel(value) for name, value in values.items()}
-    return _plain(program.evaluate({**given, "Object": Type("Object"), "JSONPatch": Type("JSONPatch")}))
+    return _plain(program.evaluate({**given, "Object": Type(), "JSONPatch": Type()}))
 
 
 def _plain(value: Any) -> Any:

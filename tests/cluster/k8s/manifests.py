@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def objects(directory: str | Path) -> list[Object]:
     return copy.deepcopy(_parsed(directory if isinstance(directory, Path) else inside))
 
 
+def kustomized(directory: Path, resources: Sequence[str | Path], *components: str) -> list[Object]:
+    """All objects of a kustomization that is written into `directory`: `resources` with our `components`."""
+    listed = [os.path.relpath(directory / each, directory) for each in resources]
+    ours = [os.path.relpath(checkout() / "components" / each, directory) for each in components]
+    (directory / "kustomization.yaml").write_text(f"resources: {listed}\ncomponents: {ours}\n")
+    return objects(directory)
+
+
 def pods(found: list[Object]) -> Iterator[Pod]:
     for each in found:
         for metadata, spec in _templates(each):
@@ -94,19 +103,6 @@ def _templates(each: Any) -> Iterator[tuple[Object, Object]]:
     elif isinstance(each, list):
         for inner in each:
             yield from _templates(inner)
-
-
-def jobs(each: Any) -> Iterator[Object]:
-    """The specs of Jobs, also of those in a JobSet, a CronJob or a runtime."""
-    if isinstance(each, dict):
-        template = each.get("template")
-        if isinstance(template, dict) and "containers" in template.get("spec", {}) and "selector" not in each:
-            yield each
-        for inner in each.values():
-            yield from jobs(inner)
-    elif isinstance(each, list):
-        for inner in each:
-            yield from jobs(inner)
 
 
 def environment(container: Object) -> dict[str, Object]:

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.k8s.admission import applied, as_pod, inject, params, policy
-from tests.cluster.k8s.lint import complaints
-from tests.cluster.k8s.manifests import Object, checkout, is_sidecar, objects, pods
+from tests.cluster.k8s.manifests import ROOT, Object, checkout, environment, is_sidecar, kustomized, objects, pods
+from tests.cluster.k8s.promises import check
 
 validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
 IMAGE = "registry.example.com/kcoord-agent:0.1.0"
+LABELS = {
+    "pytorchjob": {"training.kubeflow.org/job-name": "train"},
+    "mpijob": {"training.kubeflow.org/job-name": "train", "batch.kubernetes.io/job-name": "train-launcher"},
+    "leaderworkerset": {"leaderworkerset.sigs.k8s.io/name": "train"},
+    "volcano": {"volcano.sh/job-name": "train"},
+    "rayjob": {"ray.io/cluster": "train"},
+}
+"""For each recipe the labels that its controller adds to pods; an MPIJob's launcher is a Job's pod as well."""
+
+
+def validate(each: Object) -> None:
+    validation.validate(each, validation.latest_version(), strict=True)
+
+
+# --- the policy ---
 
 
 @pytest.mark.parametrize(("version", "api"), [("1.34", "v1beta1"), ("1.36", "v1"), (validation.latest_version(), "v1")])
-def test_the_policy_is_valid(version: str, api: str) -> None:
+def test_the_policy_is_valid_ignores_its_own_faults_and_is_switched_by_each_namespace(version: str, api: str) -> None:
     for each in applied():
         each["apiVersion"] = f"admissionregistration.k8s.io/{api}"
         validation.validate(each, version, strict=True)
     validation.validate(params(), version, strict=True)
-
-
-def test_the_binding_names_the_policy_and_each_namespaces_own_switch() -> None:
     (binding,) = (each for each in applied() if each["kind"] == "MutatingAdmissionPolicyBinding")
     assert binding["spec"]["policyName"] == policy()["metadata"]["name"]
     assert binding["spec"]["paramRef"] == {"name": params()["metadata"]["name"], "parameterNotFoundAction": "Allow"}
+    assert policy()["spec"]["failurePolicy"] == "Ignore"
 
 
 @pytest.mark.smoke
@@ -42,7 +56,7 @@ def test_the_binding_names_the_policy_and_each_namespaces_own_switch() -> None:
 def test_a_pod_is_what_the_components_make_of_it(
     tmp_path: Path, overlay: str, label: str, components: list[str], switches: dict[str, str]
 ) -> None:
-    with_agent = next(pods(_overlay(tmp_path, overlay, components)))
+    with_agent = next(pods(kustomized(tmp_path, [checkout() / "overlays" / overlay], *components)))
     without = copy.deepcopy(with_agent)
     _take_out(without.spec)
     labels = {"kcoord/agent": "sidecar", label: "train"}
@@ -50,17 +64,6 @@ def test_a_pod_is_what_the_components_make_of_it(
     wanted = as_pod(with_agent, **labels)
     _resolve_labels(wanted)
     assert _sorted(made) == _sorted(wanted)
-
-
-def _overlay(directory: Path, name: str, components: list[str]) -> list[Object]:
-    import os
-
-    def path(*parts: str) -> str:
-        return os.path.relpath(checkout().joinpath(*parts), directory)
-
-    named = ", ".join(path("components", each) for each in components)
-    (directory / "kustomization.yaml").write_text(f"resources: [{path('overlays', name)}]\ncomponents: [{named}]\n")
-    return objects(directory)
 
 
 def _take_out(spec: Object) -> None:
@@ -111,44 +114,86 @@ def test_a_pod_that_has_an_agent_gets_no_second_one() -> None:
 
 
 @pytest.mark.parametrize("switches", [{}, {"metrics": "true", "localClaim": "mine"}])
-def test_a_pod_that_says_little_is_valid_with_an_agent(switches: dict[str, str]) -> None:
-    pod: Object = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "mine", "labels": {"kcoord/agent": "sidecar"}},
-        "spec": {
-            "initContainers": [{"name": "data", "image": "a:1"}],
-            "containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}],
-        },
-    }
-    for kept in (True, False):
-        if not kept:
-            del pod["spec"]["initContainers"]
-        made = inject(policy(), pod, params(**switches))
-        validation.validate(made, validation.latest_version(), strict=True)
-        agent, prefetch = made["spec"]["initContainers"][-2:]
-        assert (agent["name"], prefetch["name"]) == ("kcoord-agent", "kcoord-prefetch")
-        assert len(made["spec"]["initContainers"]) == 2 + kept
-        assert is_sidecar(agent)
-        assert {c["image"] for c in (agent, prefetch)} == {IMAGE}
-        assert ("ports" in agent and agent["ports"] != []) == bool(switches)
-        said = [line for line in complaints([made]) if "kcoord-agent" in line or "kcoord-prefetch" in line]
-        assert said == [], "what the pod itself lacks, others complain about"
+@pytest.mark.parametrize("before", [[{"name": "data", "image": "a:1"}], None], ids=["", "no init containers"])
+def test_a_pod_that_says_little_is_valid_with_an_agent(switches: dict[str, str], before: list[Object] | None) -> None:
+    spec = {"containers": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]}
+    labels = {"kcoord/agent": "sidecar"}
+    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mine", "labels": labels}, "spec": spec}
+    if before is not None:
+        pod["spec"]["initContainers"] = before
+    made = inject(policy(), pod, params(**switches))
+    validate(made)
+    *others, agent, prefetch = made["spec"]["initContainers"]
+    assert (agent["name"], prefetch["name"], others) == ("kcoord-agent", "kcoord-prefetch", before or [])
+    assert is_sidecar(agent)
+    assert {c["image"] for c in (agent, prefetch)} == {IMAGE}
+    assert bool(agent.get("ports")) == bool(switches)
 
 
-def test_where_one_mutation_fails_the_other_still_makes_a_pod_that_starts() -> None:
+@pytest.mark.parametrize("kept", [0, 1])
+def test_where_one_mutation_fails_the_other_still_makes_a_pod_that_starts(kept: int) -> None:
     """A failure of either is ignored, and the API server goes on with the next."""
     pod = as_pod(next(pods(objects("indexed-job"))))
     _take_out(pod["spec"])
-    for kept in (0, 1):
-        damaged = policy()
-        damaged["spec"]["mutations"] = [damaged["spec"]["mutations"][kept]]
-        made = inject(damaged, pod, params(localClaim="mine"))
-        validation.validate(made, validation.latest_version(), strict=True)
-        volumes = {volume["name"] for volume in made["spec"]["volumes"]}
-        containers = [*made["spec"].get("initContainers", []), *made["spec"]["containers"]]
-        assert {m["name"] for c in containers for m in c.get("volumeMounts", [])} <= volumes
+    damaged = policy()
+    damaged["spec"]["mutations"] = [damaged["spec"]["mutations"][kept]]
+    made = inject(damaged, pod, params(localClaim="mine"))
+    validate(made)
+    volumes = {volume["name"] for volume in made["spec"]["volumes"]}
+    containers = [*made["spec"].get("initContainers", []), *made["spec"]["containers"]]
+    assert {m["name"] for c in containers for m in c.get("volumeMounts", [])} <= volumes
 
 
-def test_a_fault_of_the_policy_keeps_no_pod_from_starting() -> None:
-    assert policy()["spec"]["failurePolicy"] == "Ignore"
+# --- the recipes, whose pods it completes ---
+
+
+def recipe(name: str) -> list[Object]:
+    import yaml
+
+    return list(yaml.safe_load_all((ROOT / "k8s" / "recipes" / f"{name}.yaml").read_text()))
+
+
+def test_there_is_a_test_of_each_recipe() -> None:
+    assert {path.stem for path in (ROOT / "k8s" / "recipes").iterdir()} == {*LABELS, "kueue"}
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert [name for name in (*LABELS, "kueue") if f"k8s/recipes/{name}" not in page] == []
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_recipes_pods_get_an_agent_and_its_socket_and_no_privilege(name: str) -> None:
+    check(recipe(name))
+    labelled = [pod for pod in pods(recipe(name)) if "kcoord/agent" in pod.metadata.get("labels", {})]
+    assert labelled
+    for template in labelled:
+        made = inject(policy(), as_pod(template, **LABELS[name]), params())
+        validate(made)
+        check([made])
+        (pod,) = pods([made])
+        agent = pod.container("kcoord-agent")
+        assert is_sidecar(agent)
+        socket = environment(agent)["KCOORD_SOCKET"]["value"]
+        wanted = {"KCOORD_SOCKET": socket, "KCOORD_SPAWN": "0", "KCOORD_JOB": "train"}
+        wanted["KCOORD_PROFILE"] = template.metadata["labels"]["kcoord/profile"]
+        for container in pod.spec["containers"]:
+            settings = {name: entry.get("value") for name, entry in environment(container).items()}
+            assert wanted.items() <= settings.items()
+            (mount,) = (m for m in container["volumeMounts"] if m["name"] == "kcoord")
+            assert Path(socket).is_relative_to(mount["mountPath"])
+
+
+def test_ranks_that_ssh_starts_are_told_of_the_agent() -> None:
+    """Their sessions have none of the container's variables."""
+    (launcher, _) = pods(recipe("mpijob"))
+    command = launcher.spec["containers"][0]["command"]
+    passed = {value for option, value in pairwise(command) if option == "-x"}
+    assert {"PATH", "KCOORD_SOCKET", "KCOORD_LOCAL_DIR", "KCOORD_SPAWN", "KCOORD_PROFILE", "KCOORD_JOB"} == passed
+    assert command[command.index("kcoord") :][:3] == ["kcoord", "exec", "--"]
+
+
+def test_a_job_in_a_queue_has_its_agent_and_waits() -> None:
+    found = objects(checkout() / "recipes" / "kueue")
+    check(found)
+    (job,) = (each for each in found if each["kind"] == "Job")
+    assert job["metadata"]["labels"] == {"kcoord/agent": "sidecar", "kueue.x-k8s.io/queue-name": "training"}
+    assert job["spec"]["suspend"] is True
+    assert is_sidecar(next(pods([job])).container("kcoord-agent"))

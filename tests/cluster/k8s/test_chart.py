@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kcoord
-from tests.cluster.k8s.lint import complaints
 from tests.cluster.k8s.manifests import ROOT, Object, checkout, objects, pods
+from tests.cluster.k8s.promises import check
 
 validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
 CHART = ROOT / "k8s" / "chart"
@@ -62,36 +62,40 @@ EVERYTHING: dict[str, str] = {
     "metrics__enabled": "true",
     "metrics__podMonitor": "true",
     "localDisk__path": "/scratch/kcoord",
+    "localDisk__size": "1Ti",
     "inject__image": "registry.example.com/kcoord-agent:0.1.0",
 }
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {**EVERYTHING, "redis__enabled": "false"}])
-def test_every_object_is_valid_and_breaks_no_rule(values: dict[str, str]) -> None:
+def test_every_object_is_valid_and_every_pod_keeps_its_promises(values: dict[str, str]) -> None:
     found = list(chart(**values).values())
-    assert complaints(found) == []
+    check(found)
     for each in found:
         if each["kind"] != "PodMonitor":
             validation.validate(each, validation.latest_version(), strict=True)
 
 
-def test_the_store_is_of_the_class_and_size_that_is_asked_for_or_there_already() -> None:
-    spec = chart(store__storageClass="nfs", store__size="2Ti")["PersistentVolumeClaim", "kcoord-store"]["spec"]
-    assert spec["storageClassName"] == "nfs"
-    assert spec["resources"]["requests"]["storage"] == "2Ti"
-    assert "PersistentVolumeClaim" not in _kinds(chart(store__create="false"))
-
-
-def test_redis_is_inside_from_a_mirror_or_outside() -> None:
-    (pod,) = pods(list(chart(redis__image="mirror.example.com/redis:8").values()))
-    assert pod.spec["containers"][0]["image"] == "mirror.example.com/redis:8"
-    assert _kinds(chart(redis__enabled="false")) == {"ConfigMap", "PersistentVolumeClaim"}
-
-
-def test_settings_are_added_and_signatures_required() -> None:
-    data = chart(settings__KCOORD_MAX_WAIT="60", signing__required="true")["ConfigMap", "kcoord-settings"]["data"]
+def test_each_value_says_what_it_says() -> None:
     before = chart()["ConfigMap", "kcoord-settings"]["data"]
-    assert data == {**before, "KCOORD_MAX_WAIT": "60", "KCOORD_TRUST": "require"}
+    found = chart(**EVERYTHING)
+    spec = found["PersistentVolumeClaim", "kcoord-store"]["spec"]
+    assert (spec["storageClassName"], spec["resources"]["requests"]["storage"]) == ("nfs", "2Ti")
+    (pod,) = pods(list(found.values()))
+    assert pod.spec["containers"][0]["image"] == EVERYTHING["redis__image"]
+    added = {"KCOORD_MAX_WAIT": "60", "KCOORD_TRUST": "require"}
+    assert found["ConfigMap", "kcoord-settings"]["data"] == before | added
+    volume = found["PersistentVolume", "kcoord-local-team"]["spec"]
+    claim = found["PersistentVolumeClaim", "kcoord-local"]["spec"]
+    assert volume["hostPath"] == {"path": "/scratch/kcoord", "type": "Directory"}
+    assert volume["claimRef"] == {"namespace": "team", "name": "kcoord-local"}
+    assert claim["volumeName"] == "kcoord-local-team"
+    assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1Ti"}
+
+
+def test_a_store_and_a_redis_may_be_there_already() -> None:
+    kinds = {kind for kind, _ in chart(store__create="false", redis__enabled="false")}
+    assert kinds == {"ConfigMap"}
 
 
 def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> None:
@@ -104,20 +108,10 @@ def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> 
         "localClaim": "kcoord-local",
     }
     assert {kind for kind, _ in applied} == {*POLICY}
-    assert not {*POLICY} & _kinds(chart(**EVERYTHING, inject__policy="false"))
+    assert not {*POLICY} & {kind for kind, _ in chart(**EVERYTHING, inject__policy="false")}
     older = chart(**EVERYTHING, inject__apiVersion="admissionregistration.k8s.io/v1beta1")
     for kind in POLICY:
         validation.validate(older[kind, "kcoord-agent"], "1.34", strict=True)
-
-
-def test_a_disk_of_the_node_is_claimed_for_this_namespace() -> None:
-    found = chart(localDisk__path="/scratch/kcoord", localDisk__size="1Ti")
-    volume = found["PersistentVolume", "kcoord-local-team"]["spec"]
-    claim = found["PersistentVolumeClaim", "kcoord-local"]["spec"]
-    assert volume["hostPath"] == {"path": "/scratch/kcoord", "type": "Directory"}
-    assert volume["claimRef"] == {"namespace": "team", "name": "kcoord-local"}
-    assert claim["volumeName"] == "kcoord-local-team"
-    assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1Ti"}
 
 
 @pytest.mark.parametrize("value", ["redis.enabld=false", "store.size=5", "settings.MAX_WAIT=60", "localDisk.path=here"])
@@ -127,9 +121,13 @@ def test_a_value_that_means_nothing_is_refused(value: str) -> None:
     assert value.split(".")[0] in done.stderr
 
 
-def test_a_package_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) -> None:
+def test_a_package_of_this_version_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) -> None:
     import tarfile
 
+    import yaml
+
+    said = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert said["version"] == said["appVersion"] == kcoord.__version__
     done = helm("package", CHART, "--destination", tmp_path)
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / f"kcoord-{kcoord.__version__}.tgz") as package:
@@ -137,14 +135,3 @@ def test_a_package_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) 
     assert files["kcoord/manifests/policy.yaml"].isfile()
     assert not [name for name in files if "secret" in name or "users.acl" in name]
     assert helm("lint", CHART).returncode == 0
-
-
-def test_it_has_this_version() -> None:
-    import yaml
-
-    said = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert said["version"] == said["appVersion"] == kcoord.__version__
-
-
-def _kinds(found: dict[tuple[str, str], Object]) -> set[str]:
-    return {kind for kind, _ in found}

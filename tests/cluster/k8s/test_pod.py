@@ -18,8 +18,8 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.packs.pack_files import packs_of
-from tests.cluster.k8s.lint import SECRETS
-from tests.cluster.k8s.manifests import checkout, objects, pods
+from tests.cluster.k8s.manifests import checkout, kustomized, objects, pods
+from tests.cluster.k8s.promises import SECRETS
 from tests.cluster.k8s.running import USER, RunningPod
 from tests.support.packs import listed_in
 from tests.support.redis_server import RedisServer
@@ -119,11 +119,8 @@ def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None
 def test_on_a_disk_of_the_node_copies_outlive_the_pod_and_pods_share_them(
     tmp_path: Path, sandbox: Sandbox, server: RedisServer, secrets: dict[str, str]
 ) -> None:
-    component, overlay = (
-        os.path.relpath(checkout() / p, tmp_path) for p in ("components/local-disk", "overlays/indexed-job")
-    )
-    (tmp_path / "kustomization.yaml").write_text(f"resources: [{overlay}]\ncomponents: [{component}]\n")
-    (template,) = pods([each for each in objects(tmp_path) if each["kind"] == "Job"])
+    found = kustomized(tmp_path, [checkout() / "overlays" / "indexed-job"], "local-disk")
+    (template,) = pods([each for each in found if each["kind"] == "Job"])
     pod = RunningPod(template, sandbox.root, server, secrets, {})
     disk = pod.path("/kcoord-local")
     disk.chmod(0o700)  # as k8s/local-disk says
@@ -155,7 +152,7 @@ def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod, 
     waits = rank(pod, 0, 1, 600, BEGUN=str(begun))
     eventually(begun.exists, what="the rank compiles")
     theirs = psutil.Process(waits.pid).environ()
-    assert not {*SECRETS} & theirs.keys()
+    assert not SECRETS & theirs.keys()
     password = secrets["redis-url"].partition("kcoord:")[2].partition("@")[0]
     assert password not in str(theirs)
     assert password not in str(psutil.Process(agent.pid).environ())
