@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import itertools
+import json
 import os
 import re
 import select
@@ -13,6 +14,7 @@ import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from kcoord.agent.http_server import HttpService
 from kcoord.agent.metrics import ANSWERS, BUCKETS, HISTOGRAMS, METRICS, OTHER, Metrics
 from kcoord.artifacts.store import Store
 from kcoord.retention.holdings import note_holdings
+from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
@@ -332,3 +335,56 @@ def metrics_table() -> list[str]:
         labels = f"{{{', '.join(names)}}}" if names else ""
         lines.append(f"| `{name}{labels}` | {doc} |")
     return lines
+
+
+# --- the dashboard ---
+
+_PROMQL_WORDS = {"by", "on", "or", "and", "sum", "count"}
+
+
+def names_in(expression: str) -> set[str]:
+    """The metrics of a PromQL expression."""
+    plain = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|on) *\([^)]*\)", "", expression)
+    return set(re.findall(r"\b[a-z_]\w*\b(?! *\()", plain)) - _PROMQL_WORDS
+
+
+def dashboard() -> Any:
+    return json.loads((ROOT / "k8s" / "monitoring" / "dashboard.json").read_text())
+
+
+def test_the_dashboard_asks_for_what_a_real_agent_exports_and_gives_every_panel_a_unit(job: Job) -> None:
+    exported = job.seen.names | job.without_redis.names
+    if not keeps_access_times(Path(tempfile.gettempdir())):  # then nothing on a node is looked through
+        exported |= {name for name in METRICS if name.startswith("kcoord_local_")}
+    board = dashboard()
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    asked = set()
+    for panel in panels:
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+            names = names_in(target["expr"])
+            assert names <= exported, (panel["title"], names - exported)
+            asked |= names
+            selected = re.findall(r"\{([^}]*)\}", target["expr"])
+            assert all('namespace=~"$namespace", instance=~"$instance"' in each for each in selected), panel["title"]
+    series = METRICS.keys() - set(HISTOGRAMS)
+    series |= {name + part for name in HISTOGRAMS for part in ("_bucket", "_count")}
+    assert series - asked <= {"kcoord_agent_info"}, "it shows all there is"
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_the_dashboards_labels_are_those_that_metrics_have() -> None:
+    known = {label for labels, _ in METRICS.values() for label in labels} | {"le", "instance", "namespace"}
+    text = json.dumps(dashboard())
+    for labels in re.findall(r"\bby \(([^)]*)\)", text):
+        assert set(labels.split(", ")) <= known, labels
+    assert set(re.findall(r"\{\{(\w+)\}\}", text)) <= known
