@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from kcoord.artifacts.signing import MANIFEST, OFF, PROFILE
 from kcoord.artifacts.store import Store
 from kcoord.backends.triton import choice
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.packs.exchange import export
-from kcoord.packs.index import Index, Packed, PackInvalid, Use
-from kcoord.packs.pack import Pack
 from kcoord.packs.pack_files import packs_of
 from kcoord.packs.recipe_files import parts, save_part
 from kcoord.packs.writing import write_pack
@@ -33,7 +29,6 @@ from tests.support.packs import uses
 from tests.support.profiles import recipe
 from tests.support.signing import OURS, opened, trust
 
-_CHECK = hashlib.sha256().digest_size
 OURS_ALONE = trust(OURS)
 
 
@@ -90,39 +85,6 @@ def test_a_signed_part_of_a_profile_that_was_altered_is_skipped(root: Path, data
     path.write_bytes(altered(data, path.read_bytes(), PROFILE))
     assert list(parts(directory, Notices(), OURS_ALONE)) in ([], [recipe(1)])
     path.unlink()
-
-
-@given(data=st.data())
-@fuzz(80)
-def test_an_index_that_was_altered_names_artifacts_and_places_of_ours_alone(data: Any) -> None:
-    listed = (Use("ab" * 32, "triton/" + "A" * 52, 20_000), Use("cd" * 32, f"objects/cd/{'cd' * 32}", 20_000))
-    packed = (Packed(Use("ef" * 32, "inductor/X", 20_000), 7, "ab" * 32),)
-    body = data.draw(changed(msgpack.unpackb(Index(packed, listed).encode())))
-    with contextlib.suppress(PackInvalid):
-        for use in Index.decode(body).uses:
-            assert Use(use.digest, use.place, use.day) == use
-            assert not {"..", "."} & set(use.place.split("/"))
-
-
-@given(data=st.data())
-@fuzz(60)
-def test_a_bundle_that_was_altered_is_refused_or_holds_what_its_index_states(root: Path, data: Any) -> None:
-    path = root / "b.kcb"
-    if not path.exists():
-        opened(root / "exported").publish(manifest_of(), FILES)
-        export(opened(root / "exported"), uses([KEY.digest]), {"p": b"text"}, path)
-    content = path.read_bytes()
-    size = int.from_bytes(content[-8:], "big")
-    index = data.draw(changed(msgpack.unpackb(content[-8 - size : -8])))
-    made = root / "altered.kcb"
-    for sealed, judge in ((index, trust(OURS, policy="off")), (OURS_ALONE.seal("pack", index), OURS_ALONE)):
-        made.write_bytes(content[: -8 - size] + sealed + len(sealed).to_bytes(8, "big"))
-        with contextlib.suppress(PackInvalid), Pack(made, Store(root, judge)) as bundle:
-            bundle.verify()
-            assert {entry.use.digest for entry in bundle.index.packed} <= {KEY.digest}
-    made.write_bytes(data.draw(mutants(content)))
-    with pytest.raises(PackInvalid):
-        Pack(made, Store(root, OURS_ALONE))
 
 
 @given(data=st.data())

@@ -30,7 +30,6 @@ from tests.support.packs import pack
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 2.5  # seconds
-_KEYS = 40
 _PINNED = 5
 
 _PLAYER = """

@@ -183,8 +183,10 @@ def die(rank: Rank, death: Death) -> float:
     return moment
 
 
-@pytest.mark.parametrize("forks", [False, True], ids=["", "whose child holds its socket"])
-@pytest.mark.parametrize("name", DEATHS)
+@pytest.mark.parametrize(
+    ("name", "forks"),
+    [*((name, False) for name in DEATHS), pytest.param("SIGKILL", True, id="SIGKILL, whose child holds its socket")],
+)
 def test_one_other_rank_leads_when_the_leader_dies_by(cluster: Cluster, name: str, forks: bool) -> None:
     """First one of the same node, then one of the other node, which has nobody left to wait for."""
     if name == "the OOM killer" and _cgroup_with_memory() is None:

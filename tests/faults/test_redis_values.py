@@ -295,34 +295,3 @@ async def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(se
         finally:
             command("CONFIG", "SET", "maxclients", 1000)
             await service.close()
-
-
-_DENIALS = {
-    "EVALSHA": (("ACL", "SETUSER", "default", "-evalsha"), ("ACL", "SETUSER", "default", "+evalsha")),
-    "SUBSCRIBE": (("ACL", "SETUSER", "default", "-subscribe"), ("ACL", "SETUSER", "default", "+subscribe")),
-    "the keys": (("ACL", "SETUSER", "default", "resetkeys", "~other"), ("ACL", "SETUSER", "default", "allkeys")),
-    "the channels": (("ACL", "SETUSER", "default", "resetchannels"), ("ACL", "SETUSER", "default", "allchannels")),
-    "writing": (("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")),
-}
-
-
-@pytest.mark.parametrize("what", _DENIALS)
-async def test_a_server_that_answers_ping_and_denies_what_a_lease_needs_is_unavailable(
-    server: RedisServer, what: str
-) -> None:
-    """Else the breaker would close at every probe, and open at the next claim."""
-    deny, allow = _DENIALS[what]
-    service = RedisLeases(server.url, "fuzz", **_TIMES)
-    with server.session() as command:
-        await probe(service)
-        assert command(*deny) == b"+OK\r\n"
-        command("CLIENT", "KILL", "TYPE", "pubsub")  # who has subscribed is not asked again
-        while not (service._listener is None or service._listener.done()):
-            await asyncio.sleep(0.01)
-        try:
-            with pytest.raises(LeaseUnavailable):
-                await probe(service)
-        finally:
-            assert command(*allow) == b"+OK\r\n"
-        await probe(service)
-    await service.close()

@@ -74,20 +74,6 @@ def test_a_full_store_costs_one_line_and_is_used_again_when_there_is_room(tmp_pa
         assert_survives(made, "its file system is full: free space", begin)
 
 
-def test_a_store_that_becomes_read_only_costs_one_line_and_is_used_again(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with mounted(store, "-t", "tmpfs", "kcoord-test"), cluster(store) as made:
-
-        def remount(how: str) -> None:
-            subprocess.run(["mount", "-o", f"remount,{how}", str(store)], check=True, timeout=30)
-
-        def begin() -> Repair:
-            remount("ro")
-            return lambda: remount("rw")
-
-        assert_survives(made, "it is on a read-only file system: mount it read-write", begin)
-
-
 def test_another_file_system_at_the_staging_directory_costs_one_line(tmp_path: Path) -> None:
     store = tmp_path / "store"
     staging = store / "v2" / "staging"
@@ -131,13 +117,6 @@ def _close_to_us(store: Path) -> Repair:
                 os.chown(path, 0, 0)
 
     return repair
-
-
-def test_a_store_that_this_user_may_not_write_costs_one_line(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with cluster(store) as made:
-        made.start = lambda: Cluster.start(made, UNPRIVILEGED + QUICK)  # type: ignore[method-assign]
-        assert_survives(made, "permission denied: let this user read and write it", lambda: _close_to_us(store))
 
 
 def test_a_store_that_could_not_be_opened_at_the_start_is_used_as_soon_as_it_can(tmp_path: Path) -> None:
@@ -275,7 +254,7 @@ def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Clust
     assert made.left_in_staging() == []
 
 
-@pytest.mark.parametrize(("call", "error"), [("open", errno.ESTALE), ("open", errno.EIO), ("read", errno.EIO)])
+@pytest.mark.parametrize(("call", "error"), [("open", errno.ESTALE), ("read", errno.EIO)])
 def test_a_store_that_cannot_be_read_loses_nothing(
     interposed: Cluster, interposer: Interposer, call: str, error: int
 ) -> None:
@@ -308,12 +287,9 @@ def test_a_stale_handle_while_publishing_costs_one_line(interposed: Cluster, int
     assert_survives(made, "its NFS handle is stale: mount it again", begin, leaves=True)
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EIO])
-def test_a_file_system_without_links_is_published_to_all_the_same(
-    interposed: Cluster, interposer: Interposer, error: int
-) -> None:
+def test_a_file_system_without_links_is_published_to_all_the_same(interposed: Cluster, interposer: Interposer) -> None:
     made = interposed
-    fault = interposer.fail("link", below=made.store.root, error=error)
+    fault = interposer.fail("link", below=made.store.root, error=errno.EPERM)
     made.start()
     made.add_ranks()
     assert made.compiles("k") == 1

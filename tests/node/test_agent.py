@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import socket
@@ -13,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,17 +19,16 @@ import pytest
 from kcoord.agent.server import Agent
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.leases.base import Lease, Wait
+from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.packs.recipe_files import PARTS
 from kcoord.protocol import endpoint
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
-from tests.support.agents import Node, Rank, end_agent, hits, in_thread, key_of, recipe_of, stage, until, watching
+from tests.support.agents import Node, Rank, hits, in_thread, key_of, recipe_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
-from tests.support.waiting import pause
 
 BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
@@ -81,21 +78,6 @@ def test_one_leads_and_the_others_wait_until_it_is_ready(node: Node) -> None:
     leader.expect("done")
     assert node.read("k") == "a kernel"
     assert node.status()["flights"] == []
-
-
-def test_what_is_there_already_is_ready_for_a_later_claim(node: Node) -> None:
-    client = node.client()
-    lead = node.lead(client, "k")
-    assert node.publish(client, lead, "k")
-    assert isinstance(node.claim(client, "k"), Ready)
-
-
-def test_keys_do_not_wait_for_each_other(node: Node) -> None:
-    client = node.client()
-    leads = [node.claim(client, name) for name in ("a", "b", "c")]
-    assert all(isinstance(lead, Lead) for lead in leads)
-    for lead, name in zip(leads, ("a", "b", "c"), strict=True):
-        assert node.publish(client, lead, name)
 
 
 def test_each_waiter_gets_a_copy_where_it_wants_it(node: Node) -> None:
@@ -160,16 +142,6 @@ def test_of_many_that_do_not_wait_one_leads_and_it_is_waited_for(node: Node) -> 
     assert waiting.result(20) == Ready("wait")
 
 
-def test_the_death_of_a_leader_that_did_not_wait_is_no_different(node: Node) -> None:
-    leader = node.rank("lead = client.claim(key_of('k'), home_of('k'), wait=False); say('asked'); listen()")
-    leader.expect("asked")
-    assert str(leader.pid) in node.flight("k")["leader"]
-    waiter = node.rank(WAITER)
-    node.until_waiting("k", 1)
-    leader.kill()
-    waiter.expect("Lead")
-
-
 def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node) -> None:
     client = node.client()
     lead = node.lead(client, "k")
@@ -180,64 +152,14 @@ def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node
 # Leaders that do not make it.
 
 
-@pytest.mark.serial
-def test_the_next_rank_leads_when_the_leader_is_killed(node: Node) -> None:
-    leader, waiter = leader_and_waiter(node)
-    killed = leader.kill()
-    waiter.expect("Lead")
-    assert time.monotonic() - killed < BOUND
-
-
-@pytest.mark.serial
-def test_the_next_rank_leads_when_the_leader_is_killed_whose_child_keeps_the_socket(node: Node) -> None:
-    leader, waiter = leader_and_waiter(
-        node,
-        """
-        import ctypes
-        lead = claim(client, "k")
-        child = ctypes.PyDLL(None).fork()  # as a C library forks: Python's hooks, which close the copy, do not run
-        if child == 0:
-            listen()
-            os._exit(0)
-        say("forked", child=child, inode=os.fstat(lead.connection.fileno()).st_ino)
-        listen()
-        """.replace("import ctypes", "import ctypes, os"),
+def test_the_next_rank_leads_when_the_leader_forgets_its_lead_and_lives_on(node: Node) -> None:
+    """How one dies: `tests/faults/test_ranks.py`."""
+    forgets = (
+        "import warnings\nlead = claim(client, 'k')\nlisten()\nwarnings.simplefilter('ignore')\ndel lead\nlisten()\n"
     )
-    forked = leader.expect("forked")
-    with watching(forked["child"]) as ended:
-        killed = leader.kill()
-        waiter.expect("Lead")
-        assert time.monotonic() - killed < BOUND
-        assert not ended(0), "the child kept nothing open: the test shows nothing"
-        kept = [os.fspath(d.readlink()) for d in Path(f"/proc/{forked['child']}/fd").iterdir()]
-        assert f"socket:[{forked['inode']}]" in kept
-        os.kill(forked["child"], signal.SIGKILL)
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("end", ["os._exit(7)", "raise SystemExit(7)", "del lead", "os.kill(os.getpid(), 9)"])
-def test_the_next_rank_leads_however_the_leader_leaves(node: Node, end: str) -> None:
-    leader, waiter = leader_and_waiter(
-        node, f"import os, warnings\nlead = claim(client, 'k')\nlisten()\nwarnings.simplefilter('ignore')\n{end}\n"
-    )
-    told = time.monotonic()
+    leader, waiter = leader_and_waiter(node, forgets)
     leader.tell()
     waiter.expect("Lead")
-    assert time.monotonic() - told < BOUND
-
-
-def test_every_waiter_leads_in_turn_if_all_before_it_die(node: Node) -> None:
-    ranks = [node.rank(WAITER)]
-    ranks[0].expect("Lead")
-    for count in (1, 2, 3):
-        ranks.append(node.rank(WAITER))
-        node.until_waiting("k", count)
-    for dying, heir in itertools.pairwise(ranks):
-        dying.kill()
-        heir.expect("Lead")
-    ranks[-1].tell()
-    ranks[-1].expect("done")
-    assert node.read("k") == "a kernel"
 
 
 @pytest.mark.serial
@@ -326,17 +248,6 @@ def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(nod
     assert node.status()["flights"] == []
 
 
-def test_a_leader_s_time_is_bounded() -> None:
-    with Node(lease_ttl="1", lease_limit="1") as node:
-        node.start()
-        client, other = node.client(), node.client()
-        lead = node.claim(client, "k")
-        heir = node.claiming(other, "k").result(20)
-        assert isinstance(heir, Lead)
-        assert node.publish(other, heir, "k")
-        assert node.publish(client, lead, "k"), "the late one is harmless"
-
-
 def test_a_child_cannot_claim_for_a_parent_that_has_ended(node: Node) -> None:
     """A lead that nobody watches would block its key for fifteen minutes."""
     parent = node.rank(
@@ -408,23 +319,6 @@ def test_without_a_successor_those_who_wait_go_on_alone() -> None:
 
 
 @pytest.mark.serial
-def test_an_agent_that_is_stopped_is_given_up_in_time() -> None:
-    with Node(agent_timeout="1") as node:
-        agent = node.start()
-        client, other = node.client(), node.client()
-        lead = node.claim(client, "k")
-        waiting = node.claiming(other, "k")
-        node.until_waiting("k", 1)
-        pause(agent)
-        stopped = time.monotonic()
-        assert isinstance(waiting.result(20), Alone)
-        assert isinstance(node.claim(node.client(), "new"), Alone)
-        assert time.monotonic() - stopped < 3.5
-        agent.send_signal(signal.SIGCONT)
-        assert node.publish(client, lead, "k")
-
-
-@pytest.mark.serial
 def test_a_short_agent_timeout_does_not_shorten_a_wait() -> None:
     with Node(agent_timeout="0.6") as node:
         node.start()
@@ -451,20 +345,6 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
             assert node.publish(client, lead, "k")
             assert node.publish(other, first.result(20), "first")
             asked.close()
-
-
-@pytest.mark.serial
-def test_a_wait_is_bounded() -> None:
-    with Node(max_wait="1") as node:
-        node.start()
-        client = node.client()
-        lead = node.claim(client, "k")
-        start = time.monotonic()
-        answer = node.claim(node.client(), "k")
-        assert isinstance(answer, Alone)
-        assert "KCOORD_MAX_WAIT" in answer.why
-        assert 0.9 < time.monotonic() - start < 1 + BOUND
-        assert node.publish(client, lead, "k")
 
 
 # What people ask.
@@ -649,43 +529,10 @@ def test_an_agent_under_nohup_outlives_its_terminal() -> None:
         assert agent.poll() is None
 
 
-def test_an_agent_that_is_told_to_stop_finishes_what_is_being_published() -> None:
-    with Node(spawn="0") as node:
-        agent = node.start()
-        client = node.client()
-        lead = node.lead(client, "k")
-        staging = stage(node.home("k"))
-        for number in range(40):
-            (staging / f"{number}.bin").write_bytes(os.urandom(1 << 20))
-        publishing = in_thread(lambda: client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, ""))
-        until(lambda: node.flight("k").get("state") == "publishing" or publishing.done())
-        assert not publishing.done(), "it was published too fast: the test shows nothing"
-        agent.send_signal(signal.SIGTERM)
-        assert publishing.result(20) is True
-        assert agent.wait(20) == 0
-        assert node.read("k") == "a kernel"
-
-
 async def served(node: Node, leases: LocalLeases, store: Store | None = None) -> tuple[Agent, asyncio.Task[None]]:
     """An agent in this process, so that its lease service can be looked at when it has gone."""
     agent = Agent(node.settings, leases, store, Notices())
     return agent, asyncio.create_task(agent.serve(endpoint.bind(node.path)))
-
-
-def test_an_agent_that_is_told_to_stop_gives_its_leases_back() -> None:
-    async def scenario(node: Node) -> None:
-        leases = LocalLeases(60, 60, 60)
-        agent, serving = await served(node, leases)
-        lead = await asyncio.to_thread(node.claim, node.client(), "k")
-        assert isinstance(lead, Lead)
-        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Wait)
-        agent.stop()
-        await asyncio.wait_for(serving, 20)
-        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease)
-        lead.connection.close()
-
-    with Node(spawn="0") as node:
-        asyncio.run(scenario(node))
 
 
 def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_compiles() -> None:
@@ -746,14 +593,6 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
         asyncio.run(scenario(node))
 
 
-def test_stop_is_a_request_too() -> None:
-    with Node() as node:
-        agent = node.start()
-        client = node.client()
-        assert client.stop()
-        assert agent.wait(20) == 0
-
-
 def test_a_setting_that_cannot_be_used_is_exit_code_2() -> None:
     with Node() as node, endpoint.bind(node.path) as listener:
         fd = listener.fileno()
@@ -763,15 +602,6 @@ def test_a_setting_that_cannot_be_used_is_exit_code_2() -> None:
         )  # fmt: skip
         assert agent.returncode == 2
         assert "KCOORD_LEASE_TTL" in agent.stderr
-
-
-def test_end_agent_ends_a_stopped_one_too() -> None:
-    with Node() as node:
-        agent = node.start()
-        node.status()
-        pause(agent)
-        end_agent(agent.pid)
-        agent.wait(20)
 
 
 def test_an_agent_whose_pulse_fails_ends_so_that_the_next_one_is_started() -> None:
@@ -787,21 +617,3 @@ def test_an_agent_whose_pulse_fails_ends_so_that_the_next_one_is_started() -> No
 
     with Node(spawn="0") as node:
         asyncio.run(scenario(node))
-
-
-def test_an_agent_that_has_seen_many_keys_knows_the_latest_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcoord.agent.claims._NAMES_REMEMBERED", 3)
-
-    async def scenario(node: Node) -> None:
-        agent, serving = await served(node, LocalLeases(60, 60, 60))
-        client = node.client()
-        for n in range(5):
-            lead = await asyncio.to_thread(node.claim, client, f"k{n}")
-            assert isinstance(lead, Lead)
-            assert [f["name"] for f in agent.status()["flights"]] == [f"test:k{n}"]
-            await asyncio.to_thread(client.give_up, lead, key_of(f"k{n}"))
-        agent.stop()
-        await asyncio.wait_for(serving, 20)
-
-    with Node(spawn="0") as node:
-        asyncio.run(asyncio.wait_for(scenario(node), 60))

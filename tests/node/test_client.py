@@ -154,8 +154,9 @@ def test_a_wait_that_was_interrupted_is_not_led_to(node: Node) -> None:
     client.give_up(leads, key_of("k"))
 
 
-def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node) -> None:
-    parent = node.rank(FORK % "pass")
+@pytest.mark.parametrize("ends", ["pass", "client.close(); __import__('sys').exit(0)"], ids=["at once", "in order"])
+def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node, ends: str) -> None:
+    parent = node.rank(FORK % ends)
     parent.expect("Lead")
     waiting = node.claiming(node.client(), "k")
     node.until_waiting("k", 1)
@@ -165,15 +166,6 @@ def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node) ->
     parent.tell()
     assert parent.expect("published") == {"well": True}
     assert waiting.result(20) == Ready("wait")
-
-
-def test_a_forked_child_s_interpreter_that_ends_in_order_does_not_end_its_parent_s_lead(node: Node) -> None:
-    parent = node.rank(FORK % "client.close(); sys.exit(0)".replace("sys", "__import__('sys')"))
-    parent.expect("Lead")
-    parent.tell()
-    assert str(parent.pid) in node.flight("k")["leader"]
-    parent.tell()
-    assert parent.expect("published") == {"well": True}
 
 
 def test_a_forked_child_claims_by_itself_and_is_a_process_of_its_own(node: Node) -> None:
@@ -273,17 +265,6 @@ def test_many_stale_connections_cost_one_new_one_and_no_kernel() -> None:
             assert node.publish(client, lead, f"new{number}")
 
 
-def test_finished_work_is_handed_to_the_agent_s_successor() -> None:
-    with Node() as node:
-        agent = node.start()
-        client = node.client()
-        lead = node.claim(client, "k")
-        agent.kill()
-        agent.wait()
-        assert node.publish(client, lead, "k")
-        assert isinstance(node.claim(client, "k"), Ready)
-
-
 def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
     with Node(spawn="0") as node:
         notices = Notices()
@@ -321,11 +302,6 @@ def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypat
         assert time.monotonic() - dead_since < 2
         assert isinstance(lead := node.claim(client, "k"), Lead)
         assert node.publish(client, lead, "k")
-
-
-def test_without_an_agent_a_claim_that_does_not_wait_is_alone_too() -> None:
-    with Node(spawn="0") as node:
-        assert isinstance(node.client().claim(key_of("k"), node.home("k"), wait=False), Alone)
 
 
 def test_a_dead_agent_is_not_asked_again_for_a_while() -> None:
