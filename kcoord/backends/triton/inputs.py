@@ -5,8 +5,8 @@ are exchanged in mid-process, variables of the environment that a kernel in memo
 ptxas and its like, types of constants (``1`` and ``"1"``), and a kernel's name.
 
 `kcoord.backends.triton.folding` puts them into the key. ``JITFunction.device_caches``, where a launch looks its kernel up, drops
-kernels when an input of theirs, or the device's target, has changed: the launch compiles under a new key. That makes a dictionary
-look-up 0.4 to 0.7 µs longer; nothing else is added to a launch.
+kernels when an input of theirs, or the device's target, has changed: the launch compiles under a new key. That is a look-up in a
+dictionary of some 0.5 µs; nothing else is added to a launch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import functools
 import os
 import time
 import types
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from triton.runtime import jit
@@ -39,25 +40,34 @@ JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of
 CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
 _ENVIRONMENT = Environment(VARIABLES)
-_changes = [0]
-"""A count of this process's changes of its environment."""
-_last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
 """Inputs of constants that are no JITFunction, by id: few, and they live as long as the kernels."""
 _watched_variables = VARIABLES.keys() | TOOL_VARIABLES
-_OFTEN = 16  # launches of a kernel, after which making a class for it pays
-_due = [0.0]
-"""When a launch looks at the tools' files again (monotonic seconds)."""
+
+
+class _Process:
+    """This process's surroundings, as a launch last looked at them.
+
+    `changes` counts changes of the environment and the tools, after which each kernel looks closely. A launch looks at the files
+    of the tools again when `due` (monotonic seconds) is over.
+    """
+
+    changes = libraries = 0
+    tools: tuple[tuple[str, Any], ...] = ()
+    due = 0.0
+
+
+_process = _Process()
 
 
 class Inputs:
     """The open inputs of one kernel, or of a constant of one, as they were when this was made.
 
-    `problem` says why they cannot be told; then nobody shares.
+    `problem` is the reason why they cannot be told; then nobody shares the kernel.
     """
 
     def __init__(self, function: Any) -> None:
-        self._seen = _changes[0]
+        self._seen = _process.changes
         self.problem = ""
         self.content = Content()
         self.functions: list[Any] = []
@@ -78,13 +88,18 @@ class Inputs:
         return type(None), ()
 
     def hold(self) -> bool:
-        """True if they are unchanged."""
-        if self._seen != _changes[0] or time.monotonic() > _due[0]:
-            changes = _changes[0]
-            if surroundings(self.content.variables).digest != self.surroundings.digest:
-                return False
-            self._seen = changes
+        """True if they are unchanged. A launch passes here."""
+        if (self._seen != _process.changes or time.monotonic() > _process.due) and not self._surroundings_hold():
+            return False
         return self._unchanged()
+
+    @fails_open(lambda self: False)
+    def _surroundings_hold(self) -> bool:
+        changes = _process.changes
+        if surroundings(self.content.variables) != self.surroundings:
+            return False
+        self._seen = changes
+        return True
 
     def details(self) -> dict[str, Any]:
         """The inputs by name, to explain why two keys differ."""
@@ -92,72 +107,36 @@ class Inputs:
 
 
 class _Caches(defaultdict[Any, Any]):
-    """A JITFunction's kernels per device, dropped when an input of theirs has changed.
+    """A JITFunction's kernels per device, dropped when an input of theirs has changed."""
 
-    This class looks closely at each access. A kernel that is launched often gets a subclass, made for its very inputs, which
-    knows the few values that matter; a change of the environment takes the object back to this one.
-    """
-
-    __slots__ = ("__weakref__", "_accesses", "_function", "_inputs", "_passed", "_quick")
+    __slots__ = ("_functions", "_inputs")
 
     def watch(self, function: Any) -> None:
-        self._function = function
-        self._passed: list[Any] = []  # functions and objects that were passed as constants
-        self._inputs: list[Inputs] = []
-        self._quick: type[_Caches] | None = None
-        self._hold()
-        _all_caches[id(self)] = self
+        self._functions, self._inputs = [function], [inputs_of(function)]
+
+    def passed(self, constant: Any) -> None:
+        """`constant`, a function or an object, was passed to one of the kernels."""
+        if not any(constant is known for known in self._functions):
+            self._inputs = [*self._inputs, inputs_of(constant)]
+            self._functions.append(constant)
 
     def __getitem__(self, device: Any) -> Any:
-        return self._closely(device)
-
-    def _closely(self, device: Any) -> Any:
-        self._look()
-        try:
-            return _look_up(self, device)
-        except KeyError:
-            return self.__missing__(device)
+        for inputs in self._inputs:
+            if not inputs.hold():
+                self._look_closely()
+                break
+        found = _stored(self, device)
+        active = _active_in(driver)
+        if type(active) in _stock_drivers or not _moved(active, found):
+            return found
+        self.pop(device, None)  # another thread may have been faster
+        return _stored(self, device)
 
     @fails_open(lambda self: dict.clear(self))  # kernels that cannot be watched are compiled anew
-    def _look(self) -> None:
-        if hasattr(self, "_function"):
-            before = [each.key.digest for each in self._inputs]
-            self._hold()
-            if before != [each.key.digest for each in self._inputs]:
-                self.clear()
-
-    def passed(self, function: Any) -> None:
-        if not any(function is known for known in self._passed):
-            self._passed.append(function)
-            self._hold()
-
-    def _hold(self) -> None:
-        """Know the inputs as they are now."""
-        changes = _changes[0]
-        inputs = [inputs_of(function) for function in (self._function, *self._passed)]
-        if len(inputs) != len(self._inputs) or any(a is not b for a, b in zip(inputs, self._inputs, strict=True)):
-            self._inputs, self._quick, self._accesses = inputs, None, 0
-        self._accesses += 1
-        if self._quick is None and self._accesses > _OFTEN:
-            self._quick = self._made_for(inputs)
-        if self._quick is not None:
-            self.__class__ = self._quick
-            if changes != _changes[0]:
-                self.__class__ = _Caches
-
-    def _made_for(self, inputs: list[Inputs]) -> type[_Caches]:
-        first, *others = inputs
-        look_up = first.content.watch.compile(
-            "self, device",
-            "if {condition}: return look_up(self, device)",
-            "return self._closely(device)",
-            ("monotonic() < due[0]", *(f"hold{n}()" for n in range(len(others)))),
-            look_up=_look_up,
-            monotonic=time.monotonic,
-            due=_due,
-            **{f"hold{n}": each.hold for n, each in enumerate(others)},
-        )
-        return type(_Caches.__name__, (_Caches,), {"__slots__": (), "__getitem__": look_up})
+    def _look_closely(self) -> None:
+        before, self._inputs = self._inputs, [inputs_of(function) for function in self._functions]
+        if [_version(each) for each in before] != [_version(each) for each in self._inputs]:
+            self.clear()
 
     def __copy__(self) -> Any:
         """Plain, as a pickle is: nobody watches a copy."""
@@ -169,6 +148,25 @@ class _Caches(defaultdict[Any, Any]):
         return defaultdict, (self.default_factory,), None, None, iter(self.items())
 
 
+_stored = dict.__getitem__
+_active_in = attrgetter("_active" if hasattr(driver, "_active") else "active")  # in 3.4 a proxy, until a driver is set
+_stock_drivers: set[type] = {type(None)}
+"""Drivers whose target for a device never changes: Triton's own. None: no driver is in use yet."""
+
+
+@fails_open(lambda active, found: False)
+def _moved(active: Any, found: Any) -> bool:
+    """True if a driver of somebody else names another target than that of the kernels in `found`."""
+    if type(active).__module__.startswith("triton."):
+        _stock_drivers.add(type(active))
+        return False
+    return active.get_current_target() not in found
+
+
+def _version(inputs: Inputs) -> tuple[str, int]:
+    return inputs.key.digest, inputs.surroundings.libraries
+
+
 def watch_kernels(function: Any, passed: Collection[Any]) -> None:
     """Drop the JITFunction's kernels from now on when an input of theirs has changed; `passed` are constants of one of them."""
     if type(function.device_caches) is defaultdict:
@@ -178,37 +176,6 @@ def watch_kernels(function: Any, passed: Collection[Any]) -> None:
     if isinstance(function.device_caches, _Caches):
         for constant in passed:
             function.device_caches.passed(constant)
-
-
-_stored = dict.__getitem__
-_HAS_ACTIVE = hasattr(driver, "_active")  # 3.4 has a proxy, until a driver is set
-_constant: list[Any] = [None]
-"""``get_current_target`` of a driver of Triton's own, whose answer for a device never changes."""
-
-
-def _look_up(caches: _Caches, device: Any) -> Any:
-    """A device's kernels, without those of a target that the driver no longer says the device has. Raises KeyError."""
-    found = _stored(caches, device)
-    active = driver._active if _HAS_ACTIVE else getattr(driver.active, "_obj", driver.active)
-    if active is None:  # nothing was launched yet
-        return found
-    ask = active.get_current_target
-    if ask == _constant[0] or not _moved(ask, found):
-        return found
-    caches.pop(device, None)  # another thread may have been faster
-    return _stored(caches, device)
-
-
-@fails_open(lambda ask, found: False)
-def _moved(ask: Callable[[], Any], found: tuple[Any, ...]) -> bool:
-    """True if the kernels in `found` are not of the target that ``ask()`` names."""
-    if (ask.__module__ or "").startswith("triton.backends."):
-        _constant[0] = ask
-        return False
-    return ask() not in found
-
-
-_all_caches: weakref.WeakValueDictionary[int, _Caches] = weakref.WeakValueDictionary()
 
 
 def inputs_of(function: Any) -> Inputs:
@@ -248,46 +215,41 @@ def _repr(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """The environment and the tools."""
+    """The environment and the tools. `libraries` counts the changes of libraries that launches link: it is in no key."""
 
     digest: str
-    factors: dict[str, Any]
+    libraries: int
+    factors: dict[str, Any] = field(compare=False)
 
 
 def surroundings(read: Collection[str] = ()) -> _Surroundings:
     """As they are now, with the variables that host functions `read`. After a change of the tools all kernels look closely."""
-    tools, known, moved = _tools(), _last.get("tools"), _libraries_moved()
-    _due[0] = time.monotonic() + _LOOK_AT_TOOLS
-    token = _ENVIRONMENT.token(), tuple((n, os.environ.get(n)) for n in sorted(read)), tuple(tools.items())
-    _last["tools"] = token[2]
-    if moved:
-        for caches in _known_caches():
-            caches.clear()  # a launch is known by the paths of its libraries
-    if known is not None and known != token[2]:
-        _look_closely()
-    return _described(token)
+    local_dir = _local_dir()
+    tools = tuple(tool_factors(local_dir).items()) if local_dir is not None else ()
+    moved = local_dir is not None and libraries_moved(local_dir)
+    _process.libraries += moved
+    _process.changes += moved or tools != _process.tools
+    _process.tools, _process.due = tools, time.monotonic() + _LOOK_AT_TOOLS
+    own = tuple((name, os.environ.get(name)) for name in sorted(read))
+    digest, factors = _described(_ENVIRONMENT.token(), own, tools)
+    return _Surroundings(digest, _process.libraries, factors)
 
 
 @functools.lru_cache(maxsize=64)
-def _described(token: tuple[bytes, tuple[tuple[str, str | None], ...], tuple[tuple[str, str], ...]]) -> _Surroundings:
-    environment, read, tools = token
+def _described(
+    environment: bytes, read: tuple[tuple[str, str | None], ...], tools: tuple[tuple[str, str], ...]
+) -> tuple[str, dict[str, Any]]:
     env = variables(environment) | {name: value for name, value in read if value is not None}
     factors = {"env": env, "tools": dict(tools)}
-    return _Surroundings(CacheKey.of("triton", "surroundings", **factors).digest, factors)
+    return CacheKey.of("triton", "surroundings", **factors).digest, factors
 
 
-def _tools() -> dict[str, Any]:
+def _local_dir() -> Path | None:
+    """None if the settings cannot be used."""
     try:
-        return tool_factors(connect().settings.local_dir)
+        return connect().settings.local_dir
     except SettingsError:
-        return {}
-
-
-def _libraries_moved() -> bool:
-    try:
-        return libraries_moved(connect().settings.local_dir)
-    except SettingsError:
-        return False
+        return None
 
 
 def count_changes_of_the_environment() -> None:
@@ -303,19 +265,6 @@ def _counting(original: Callable[..., None]) -> Callable[..., None]:
     def change(name: Any, *value: Any) -> None:
         original(name, *value)
         if os.fsdecode(name) in _watched_variables:
-            _look_closely()
+            _process.changes += 1
 
     return change
-
-
-@fails_open(lambda: None)
-def _look_closely() -> None:
-    """All kernels are to look closely, once."""
-    _changes[0] += 1
-    for caches in _known_caches():
-        caches.__class__ = _Caches
-
-
-def _known_caches() -> list[_Caches]:
-    """Other threads go on compiling: the list is of one moment."""
-    return [caches for reference in _all_caches.valuerefs() if (caches := reference()) is not None]

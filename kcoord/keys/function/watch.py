@@ -117,27 +117,22 @@ class Watch:
             self._terms.append(f"{self._bind(cell)}.cell_contents is {self._bind(held)}")
 
     def unchanged(self) -> Callable[[], bool]:
-        """A function that returns true while nothing has changed. It takes no lock; any thread may call it."""
-        found: Callable[[], bool] = self.compile("", "return {condition}", "return False")
-        return found
+        """A function that returns true while nothing has changed. It takes no lock; any thread may call it.
 
-    def compile(self, parameters: str, body: str, doubt: str, conditions: tuple[str, ...] = (), **names: Any) -> Any:
-        """A function of `parameters` that runs `body`, in which ``{condition}`` stands for "nothing has changed".
-
-        `doubt` runs after `body`, and if a comparison raises: a value was emptied or deleted meanwhile, or code of the project (a
-        descriptor, a ``__cache_signature__``) raised. `conditions` must hold too, in terms of `names`. Generated as one function:
-        it saves a call on each launch.
+        A comparison that raises counts as a change: a value was emptied or deleted meanwhile, or code of the project (a
+        descriptor, a ``__cache_signature__``) raised. Generated as one function: a loop over the values takes several times as
+        long, at each launch.
         """
-        names = {**self._names, "let_through": let_through, **names}
-        condition = " and ".join([*conditions, *self._terms]) or "True"
+        names = {**self._names, "let_through": let_through}
         source = (
-            f"def made({parameters}):\n"
-            f"    try:\n        {body.format(condition=condition)}\n"
+            "def made():\n"
+            f"    try:\n        return {' and '.join(self._terms) or 'True'}\n"
             "    except Exception as error:\n        let_through(error)\n"
-            f"    {doubt}\n"
+            "    return False\n"
         )
         exec(compile(source, "<kcoord watch>", "exec"), names)
-        return names["made"]
+        found: Callable[[], bool] = names["made"]
+        return found
 
     def _bind(self, value: Any) -> str:
         name = f"v{len(self._names)}"

@@ -7,7 +7,6 @@ import importlib
 import os
 import pickle
 import sys
-import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,13 @@ def scale(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_watched_function_has_its_kernels_as_ever(scale: Any) -> None:
-    for _ in range(40):  # also after it was given a class of its own
-        assert scale.device_caches[0] == "kernels of device 0"
+    assert scale.device_caches[0] == "kernels of device 0"
     assert scale.device_caches[1] == {}, "and makes what is missing"
-    assert type(scale.device_caches).__mro__[1].__name__ == "_Caches"
 
 
 def test_a_change_drops_the_kernels_and_no_other_access_does(scale: Any) -> None:
     first = scale.device_caches
-    for _ in range(40):
-        assert first[0] == "kernels of device 0"
+    assert first[0] == "kernels of device 0"
     os.environ["SOMETHING_ELSE"] = "1"
     assert 0 in first
     assert first[0] == "kernels of device 0"
@@ -76,8 +72,7 @@ class _Driver:
 def test_kernels_of_another_target_are_dropped(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", _Driver("sm_80"))
     scale.device_caches[0] = ({}, {}, "sm_80", "backend", "binder")
-    for _ in range(40):
-        assert scale.device_caches[0][2] == "sm_80"
+    assert scale.device_caches[0][2] == "sm_80"
     monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", _Driver("sm_90"))
     assert scale.device_caches[0] == {}
 
@@ -85,14 +80,11 @@ def test_kernels_of_another_target_are_dropped(scale: Any, monkeypatch: pytest.M
 def test_a_driver_that_cannot_tell_its_target_fails_no_launch(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = _Driver(RuntimeError("no device"))
     monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", broken)
-    for _ in range(40):
-        assert scale.device_caches[0] == "kernels of device 0"
+    assert scale.device_caches[0] == "kernels of device 0"
 
 
-@pytest.mark.parametrize("often", [1, 40])
-def test_copies_and_pickles_are_plain_dictionaries(scale: Any, often: int) -> None:
-    for _ in range(often):
-        assert scale.device_caches[0]
+def test_copies_and_pickles_are_plain_dictionaries(scale: Any) -> None:
+    assert scale.device_caches[0]
     for made in (
         copy.copy(scale.device_caches),
         scale.device_caches.copy(),
@@ -109,31 +101,6 @@ def test_what_is_known_of_a_function_does_not_travel_with_it(scale: Any) -> None
     assert scale._kcoord_inputs is not None
     assert pickle.loads(pickle.dumps(scale._kcoord_inputs)) is None
     assert copy.deepcopy(scale._kcoord_inputs) is None
-
-
-def test_the_environment_may_change_while_kernels_are_made(scale: Any) -> None:
-    from kcoord.backends.triton.inputs import _Caches
-
-    stop, errors = threading.Event(), []
-
-    def make() -> None:
-        try:
-            while not stop.is_set():
-                caches = _Caches(dict, {})
-                caches.watch(scale)
-        except RuntimeError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=make) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for n in range(300):
-        os.environ["TRITON_F32_DEFAULT"] = str(n)
-    del os.environ["TRITON_F32_DEFAULT"]
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert errors == []
 
 
 def test_a_constexpr_global_is_watched_by_identity(scale: Any) -> None:

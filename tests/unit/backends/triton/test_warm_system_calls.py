@@ -25,7 +25,7 @@ kernels.build_scale(2)
 if "kcoord" in sys.modules:
     from kcoord.backends.triton import inputs
     from kcoord.keys.tools import machine_cache
-    inputs._due[0] = inputs._LOOK_AT_TOOLS = 1e12  # the clock decides when a launch looks at the tools' files
+    inputs._process.due = inputs._LOOK_AT_TOOLS = 1e12  # the clock decides when a launch looks at the tools' files
     machine_cache._RACY = 0
 for n in range(int(sys.argv[1])):
     kernels.build_scale(n + 3)
