@@ -30,8 +30,7 @@ from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
 from kcoord.settings import SECRET_FILES, Settings, unknown_variables, variable
-from kcoord.telemetry import json_log
-from kcoord.telemetry.events import Notices, log_to_stderr
+from kcoord.telemetry.events import Notices, log_as, log_to_stderr
 
 if TYPE_CHECKING:
     from kcoord.agent.http_server import HttpService
@@ -76,7 +75,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     """
     settings = settings.as_mounted()
     _allow_many_files()
-    json_log.use(settings.log_format)
+    log_as(settings.log_format)
     notices = Notices()
     for line in (*_left_out(), *unknown_variables()):
         notices.tell(line)

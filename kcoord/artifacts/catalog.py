@@ -11,9 +11,9 @@ from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.atomic import written_at
 from kcoord.files.faults import store_errors
 from kcoord.files.private import check_tier
-from kcoord.files.shared_directory import written_at
 from kcoord.settings import Settings
 
 

@@ -420,7 +420,7 @@ def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = (
         others.append(artifact)
         return True
 
-    if rename_into_place(staging, home, MANIFEST_NAME, is_valid, quarantine_of(home)):
+    if rename_into_place(staging, home, is_valid, quarantine_of(home)):
         return None
     return others[-1]
 

@@ -21,8 +21,7 @@ import msgpack
 
 from kcoord.artifacts.signing import OVERHEAD, split
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.packed import unpack
-from kcoord.files.reading import read_plain
+from kcoord.files.reading import read_plain, unpack
 from kcoord.keys.cache_key import CacheKey, Factor
 
 MANIFEST_NAME = "kcoord-manifest.msgpack"

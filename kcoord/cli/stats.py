@@ -12,8 +12,7 @@ from kcoord.cli.output import echo
 from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.figures import summary
-from kcoord.telemetry.job_names import directory_name
-from kcoord.telemetry.spans import plain_text
+from kcoord.telemetry.spans import directory_name, plain_text
 from kcoord.units import first_few
 
 _MOST_NAMED = 20

@@ -1,5 +1,8 @@
 """Small files that many processes write: each is replaced whole or not at all, and tells whether it is torn.
 
+A directory of such files is not locked. A file that replaces others is there before they are removed; a listing may still miss
+both.
+
 A *staging name* states the host, the process and the pid namespace of its owner, so that a sweep knows whose it was.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kcoord.files import beneath
+from kcoord.files.faults import store_errors
 from kcoord.files.rename import sync_directory, write_file
 from kcoord.interruption import let_through
 
@@ -77,6 +81,41 @@ def replace_file(
         if staged:
             with contextlib.suppress(OSError):
                 beneath.unlink(fresh, root)
+
+
+def save(directory: Path, name: str, content: bytes, earlier: Path | None = None) -> Path:
+    """Write `content` as the file `name` in `directory`, which is made, durably; returns its path. Raises `StoreError`.
+
+    `earlier`, a file whose content this one includes, is removed afterwards, if it is in this directory.
+    """
+    path = directory / name
+    with store_errors(directory):
+        root = directory.parents[2] if directory.parents[1].name == LAYOUT else directory.parents[1]  # a user chose it
+        root.mkdir(parents=True, exist_ok=True)
+        for place in (*reversed(directory.relative_to(root).parents[:-1]), directory.relative_to(root)):
+            with contextlib.suppress(FileExistsError):
+                beneath.mkdir(root / place, root)
+        replace_file(path, content, root=root, durable=True)
+        if earlier is not None and earlier.parent == directory and earlier != path:
+            with contextlib.suppress(FileNotFoundError):
+                beneath.unlink(earlier, root)
+    return path
+
+
+def paths_of(directory: Path, suffix: str) -> list[Path]:
+    """The files there, sorted; none if there is no such directory. Raises OSError."""
+    try:
+        return sorted(p for p in directory.iterdir() if p.suffix == suffix and not p.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def written_at(path: Path) -> float:
+    """Seconds of the file system's clock; 0.0 for a file that is gone: its writer has just replaced it by a larger one."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def with_check(head: bytes, body: bytes) -> bytes:

@@ -1,15 +1,11 @@
 """Publishing in the local tier: a staged directory becomes an artifact by one `rename`, which one writer wins.
 
-The results of `rename` were measured on local disks and on NFS v3 and v4.1:
+If a directory is there already (EEXIST, ENOTEMPTY) another writer won: its artifact is used if it verifies, and moved aside if
+not. Any other error is a `StoreError` with its remedy; the caller trains on with its own copy. A rename replaces an *empty*
+directory, so never make one at a final name.
 
-===================== ======================================================================
-``0``                 published
-``EEXIST, ENOTEMPTY`` another writer won; its artifact is used if it verifies, else quarantined
-``ENOENT``            a resent NFS rename may have succeeded: look for our own manifest in the target
-``EXDEV, EACCES, …``  `StoreError`, with the remedy; the caller trains on with its own copy
-===================== ======================================================================
-
-A directory rename replaces an *empty* directory, so never make one at a final name.
+Not guaranteed, where a cache directory on NFS is named: that a rename which the client sent twice counts as done. Then the
+artifact is on its node, and nobody else is told.
 """
 
 from __future__ import annotations
@@ -21,10 +17,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
-from kcoord.files.reading import read_plain
 
 
 def write_files(directory: Path, contents: dict[str, bytes]) -> None:
@@ -70,9 +65,7 @@ def refresh_names(directory: Path) -> None:
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def rename_into_place(
-    staging: Path, final: Path, manifest_name: str, is_valid: Callable[[Path], bool], quarantine: Path
-) -> bool:
+def rename_into_place(staging: Path, final: Path, is_valid: Callable[[Path], bool], quarantine: Path) -> bool:
     """Publish `staging` at `final`, whose parent's parent exists. Returns True if ours is there, False if another's valid one is.
 
     ``is_valid(final)`` judges another writer's: one that fails is moved into `quarantine`. A loser's staging directory is
@@ -80,11 +73,10 @@ def rename_into_place(
     """
     why = "three invalid artifacts in a row were found there: check who writes to the directory"
     with store_errors(final):
-        token = (staging / manifest_name).read_bytes()  # unique: it states its writer and its time
         with contextlib.suppress(FileExistsError):
             final.parent.mkdir(mode=0o700)
         for _ in range(3):
-            if _rename(staging, final, manifest_name, token):
+            if _rename(staging, final):
                 with contextlib.suppress(OSError):  # it is published
                     beneath.touched(final.parent)  # an NFS client that cached "missing" looks again
                 return True
@@ -95,7 +87,8 @@ def rename_into_place(
     raise StoreError(f"{final}: {why}", why)
 
 
-def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> bool:
+def _rename(staging: Path, final: Path) -> bool:
+    """False if something is at the name already."""
     try:
         beneath.rename(staging, final)
     except OSError as error:
@@ -105,17 +98,8 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
             return False
         if error.errno == errno.ENOTDIR and final.parent.is_dir():
             return False  # a file or a symbolic link is at the name, and no artifact
-        if error.errno == errno.ENOENT and _holds(final / manifest_name, token):
-            return True
         raise
     return True
-
-
-def _holds(manifest: Path, token: bytes) -> bool:
-    try:
-        return read_plain(manifest, len(token)) == token
-    except (OSError, ArtifactInvalid):  # another user may have put a pipe there
-        return False
 
 
 def set_aside(path: Path, quarantine: Path, root: Path | None = None) -> None:

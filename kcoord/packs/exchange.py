@@ -16,7 +16,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_error
-from kcoord.files.packed import unpack
+from kcoord.files.reading import unpack
 from kcoord.packs.index import MOST_LISTED, Use
 from kcoord.packs.pack import Pack, Progress, write
 from kcoord.packs.recipe import Recipe, merge

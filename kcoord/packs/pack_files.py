@@ -20,9 +20,8 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import LAYOUT
+from kcoord.files.atomic import LAYOUT, paths_of
 from kcoord.files.private import make_own
-from kcoord.files.shared_directory import paths_of
 from kcoord.packs.automatic import is_automatic, nearest
 from kcoord.packs.recipe_files import times_of_profiles
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from kcoord.files.packed import unpack
+from kcoord.files.reading import unpack
 
 if TYPE_CHECKING:
     from kcoord.keys.device import GPUTarget

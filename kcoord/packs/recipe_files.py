@@ -25,12 +25,10 @@ import msgpack
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.atomic import LAYOUT, body_of, with_check
+from kcoord.files.atomic import LAYOUT, body_of, paths_of, save, with_check, written_at
 from kcoord.files.faults import fault_of, store_error, store_errors
-from kcoord.files.packed import unpack
 from kcoord.files.private import check_tier, make_own, make_private
-from kcoord.files.reading import read_plain
-from kcoord.files.shared_directory import paths_of, read_all, save, written_at
+from kcoord.files.reading import read_plain, unpack
 from kcoord.ownership import is_ours
 from kcoord.packs.automatic import is_automatic, nearest, superfluous
 from kcoord.packs.recipe import MOST_RECIPES, Known, Recipe, add, merge
@@ -158,20 +156,16 @@ def parts(
     found: dict[str, Recipe] = {}  # however many parts hold a recipe, it is in memory once
     known = Known()
 
-    def read(path: Path) -> bool:
-        with suppress(OSError):  # it is gone, as its reader finds
-            if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
-                notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
-                return True
-        recipes = _read_part(path, notices, trust, known)
-        for recipe in recipes or ():
-            add(found, recipe)
-        return recipes is not None
-
     try:
         if local_dir is not None:
             check_tier(directory)
-        read_all(lambda: newest_parts(directory), read)
+        for path in newest_parts(directory):
+            with suppress(OSError):  # it is gone, as its reader finds
+                if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
+                    notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
+                    continue
+            for recipe in _read_part(path, notices, trust, known) or ():
+                add(found, recipe)
     except StoreError as refused:
         notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
     except OSError as error:

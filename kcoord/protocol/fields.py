@@ -17,8 +17,7 @@ import msgpack
 
 from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.telemetry.job_names import directory_name, job_of
-from kcoord.telemetry.spans import plain_text
+from kcoord.telemetry.spans import directory_name, job_of, plain_text
 
 LARGEST_KEY = 2 << 20  # bytes of a key; a manifest has room for one, and for as much again
 LARGEST_DETAILS = 1 << 20  # bytes of the details that explain a key; larger ones stay with the rank

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from kcoord.files.packed import unpack
+from kcoord.files.reading import unpack
 from kcoord.telemetry.span_files import FORMAT, LARGEST_FILE, LARGEST_NUMBER, LONGEST_EVENT, AgentEvent, Moment
 from kcoord.telemetry.spans import Process, Span, checked, plain_text
 

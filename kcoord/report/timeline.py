@@ -16,9 +16,8 @@ from kcoord.report.span_reader import read
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.figures import figures
-from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.span_files import AgentEvent
-from kcoord.telemetry.spans import KINDS, Process, Span, plain_text
+from kcoord.telemetry.spans import KINDS, Process, Span, directory_name, job_of, plain_text
 from kcoord.units import first_few
 
 _MOST_NAMED = 20  # jobs in an error's line

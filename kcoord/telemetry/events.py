@@ -1,9 +1,12 @@
-"""Notices: warnings for the user, each logged once."""
+"""Notices, which are warnings for the user, each logged once; and the formats of logs."""
 
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +36,38 @@ def log_to_stderr(form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Plain(form))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: ``time`` in UTC (RFC 3339), ``message``, and ``error``, the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import json  # ranks write none
+
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage().removeprefix("kcoord: "),
+            "logger": record.name,
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)  # ASCII without line ends: one line for every reader
+
+
+def log_as(log_format: str) -> None:
+    """Log in this format from now on. ``json`` also logs Python's warnings and an error that ends the process."""
+    if log_format != "json":
+        return
+    logging.captureWarnings(True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter())
+    sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("kcoord").critical("the process ends: %s", error, exc_info=(kind, error, trace))
 
 
 class Notices:

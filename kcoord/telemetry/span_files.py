@@ -18,8 +18,7 @@ import msgpack
 
 from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.private import make_own
-from kcoord.telemetry.job_names import directory_name
-from kcoord.telemetry.spans import Process, Span, checked
+from kcoord.telemetry.spans import Process, Span, checked, directory_name
 
 LARGEST_FILE = 8 << 20  # bytes; some 100,000 spans
 LARGEST_NUMBER = 1 << 40  # a pid, a rank, a count

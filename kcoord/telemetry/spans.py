@@ -16,12 +16,15 @@ agent noted. After a wait that ends in ``lead`` this rank compiles.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import reprlib
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 KINDS = ("load", "fetch", "wait", "compile")
 """Those that a time line draws: all but ``memory``."""
@@ -37,6 +40,7 @@ MOST_AT_ONCE = 1000  # spans in a frame or a record; the longest are far below a
 SHORTEST_WAIT = 0.01  # seconds; an agent that answers `Lead` sooner was asked, not waited for
 KEY_DIGITS = 16
 _LONGEST_TEXT = 200
+_LONGEST_DIRECTORY = 200
 _LAST_SECOND = 1e11  # Unix time in the year 5138
 
 
@@ -143,3 +147,28 @@ def _number(value: Any, most: float) -> float:
     ):
         raise ValueError(f"{reprlib.repr(value)} is no time")
     return float(value)
+
+
+def directory_name(job: str) -> str:
+    """The name of a job's directory: never hidden, never ``..``, never too long. ``directory_name(job_of(d)) == d.name``."""
+    name = _quoted(job)
+    if len(name) > _LONGEST_DIRECTORY or not name:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        begin = job[:_LONGEST_DIRECTORY]
+        while len(_quoted(begin)) > _LONGEST_DIRECTORY - 20:  # whole characters: half of one cannot be quoted
+            begin = begin[:-1]
+        name = f"{_quoted(begin)}-{digest}"
+    return name
+
+
+def job_of(directory: Path) -> str:
+    """The job of a directory. A long name is cut, as the directory's is."""
+    try:
+        return unquote(directory.name, errors="surrogatepass")
+    except UnicodeDecodeError:  # a directory that kcoord did not make
+        return directory.name
+
+
+def _quoted(job: str) -> str:
+    name = quote(job, safe="", errors="surrogatepass")
+    return f"%2E{name[1:]}" if name.startswith(".") else name

@@ -51,16 +51,16 @@ def shared(sandbox: Sandbox) -> Path:
     directory = sandbox.root / "tmp"
     directory.chmod(0o1777)
     del sandbox.environment["KCOORD_LOCAL_DIR"]
+    elsewhere = sandbox.root / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
     sandbox.environment |= {"HOME": str(sandbox.root / "home"), "XDG_CACHE_HOME": "/proc", "KCOORD_IDLE_TIMEOUT": "20"}
+    sandbox.environment["ELSEWHERE"] = str(elsewhere)
     return directory
 
 
 @pytest.fixture
-def usual(sandbox: Sandbox, shared: Path) -> Path:
+def usual(shared: Path) -> Path:
     """The default local directory, which nobody has made yet."""
-    elsewhere = shared.with_name("elsewhere")
-    elsewhere.mkdir(mode=0o755)
-    sandbox.environment["ELSEWHERE"] = str(elsewhere)
     return shared / f"kcoord-{os.getuid()}"
 
 

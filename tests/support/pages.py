@@ -11,8 +11,7 @@ import kcoord
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
-from kcoord.telemetry.job_names import directory_name
-from kcoord.telemetry.spans import Process, Span
+from kcoord.telemetry.spans import Process, Span, directory_name
 from tests.support.sandbox import Sandbox, eventually
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",

@@ -27,9 +27,7 @@ FLOORS = (
     (
         "cgroups",
         "default_dir",
-        "deferred",
         "errors",
-        "fork",
         "interruption",
         "latest",
         "mounts",
@@ -40,7 +38,6 @@ FLOORS = (
         "setting_values",
         "settings",
         "stalls",
-        "temporary",
         "units",
     ),
 )

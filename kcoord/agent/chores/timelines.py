@@ -26,8 +26,7 @@ from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.figures import Figures
-from kcoord.telemetry.job_names import directory_name
-from kcoord.telemetry.spans import KEY_DIGITS, Span, checked
+from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 
 _MOST_JOBS = 64
 _MOST_PENDING = 4 << 20  # bytes of a job that a slow disk has not taken yet

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.files.packed import unpack
+from kcoord.files.reading import unpack
 
 _texts = st.text(max_size=300) | st.binary(max_size=70_000)
 _numbers = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False)

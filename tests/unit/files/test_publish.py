@@ -16,7 +16,6 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.rename import set_aside
 from kcoord.keys import CacheKey
@@ -176,59 +175,6 @@ def test_publishing_touches_the_parent_so_that_nfs_clients_look_again(tmp_path: 
     os.utime(home.parent, (0, 0))
     local.publish_local(staging, home, KEY, 1.0, ORIGIN)
     assert home.parent.stat().st_mtime > 0
-
-
-# An NFS server that restarts, or whose reply is lost, makes the client resend a rename that was done: it then fails with
-# ENOENT. No local file system does that, so our `rename` stands in for the client here.
-
-
-def _pretend(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path, Path], None], error: int) -> None:
-    def rename(source: Path, target: Path, root: Path | None = None) -> None:
-        monkeypatch.undo()
-        before(source, target)
-        raise OSError(error, os.strerror(error), str(source))
-
-    monkeypatch.setattr(beneath, "rename", rename)
-
-
-def test_a_rename_that_was_done_and_is_reported_missing_counts_as_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    staging = stage(home)
-    _pretend(monkeypatch, lambda source, target: source.rename(target), errno.ENOENT)
-    assert local.read_contents(local.publish_local(staging, home, KEY, 1.0, ORIGIN)) == {"kernel.cubin": b"content"}
-    assert quarantined(home) == []
-
-
-def test_a_missing_staging_directory_is_not_mistaken_for_a_rename_that_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    staging = stage(home, b"mine")
-
-    def somebody_else_wins(source: Path, target: Path) -> None:
-        publish(target, b"theirs")
-
-    _pretend(monkeypatch, somebody_else_wins, errno.ENOENT)
-    with pytest.raises(StoreError):
-        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
-    assert (home / "kernel.cubin").read_bytes() == b"theirs"
-
-
-def test_a_pipe_in_the_place_of_ones_own_manifest_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    staging = stage(home)
-
-    def a_stranger_is_faster(source: Path, target: Path) -> None:
-        target.mkdir()
-        os.mkfifo(target / "kcoord-manifest.msgpack")
-
-    _pretend(monkeypatch, a_stranger_is_faster, errno.ENOENT)
-    with pytest.raises(StoreError, match="it is missing"):
-        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
 
 
 # --- faults of the file system, for real ---

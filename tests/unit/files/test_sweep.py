@@ -193,7 +193,7 @@ def test_an_owner_that_lives_after_all_cannot_publish_what_is_half_removed(
     def remove(path: Path, root: Path) -> bool:
         (path / "kernel.txt").unlink()
         with pytest.raises(StoreError):
-            rename_into_place(late, home, MANIFEST_NAME, lambda _: True, local.quarantine_of(home))
+            rename_into_place(late, home, lambda _: True, local.quarantine_of(home))
         tried.append(path)
         return True
 

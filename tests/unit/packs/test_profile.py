@@ -28,7 +28,6 @@ from kcoord.packs import recipe_files as profile_module
 from kcoord.packs.recipe import LARGEST_RECIPE, Known, Recipe, merge
 from kcoord.packs.recipe_files import (
     MOST_PARTS,
-    FileFormat,
     decode_part,
     encode_part,
     load_profile,
@@ -294,21 +293,6 @@ def test_torn_and_foreign_parts_are_skipped_with_a_notice(settings: Settings, mo
     assert len(notices.since(0)[0]) == len(torn) + 1
 
 
-def test_a_part_that_is_replaced_while_it_is_read_is_looked_for_again(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = save_part(home(settings), [recipe(1)])
-    read = profile_module._read_part
-
-    def replaced_first(path: Path, *rest: Any) -> Any:
-        if path == first:
-            save_part(home(settings), [recipe(1), recipe(2)], earlier=first)
-        return read(path, *rest)
-
-    monkeypatch.setattr(profile_module, "_read_part", replaced_first)
-    assert {r.digest for r in load_profile(settings, "p")} == {recipe(1).digest, recipe(2).digest}
-
-
 def test_a_recipe_that_many_parts_hold_is_checked_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank reads all parts as a job begins: of 10,000 recipes in 17 parts that took half a minute."""
     for n in range(20):
@@ -325,28 +309,6 @@ def test_a_recipe_that_many_parts_hold_is_checked_once(settings: Settings, monke
     assert len(unpacked) == 2 * 50, "a call, and the number in it"
     assert [r for r in found if r.call[0] < 100] == [recipe(m, m + 19, 81) for m in reversed(range(30))]
     assert all(replace(r) == r and replace(r).digest == r.digest for r in found)
-
-
-def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_same(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A listing is not of one moment: the new one's place has been passed when it comes, and the old one's not when it goes."""
-    (settings.store_root or Path()).mkdir()
-    written = [older(save_part(home(settings), [recipe(n)])) for n in range(40)]
-    everything = load_profile(settings, "p")
-    listings, files = [], profile_module.PARTS
-
-    class Listed(FileFormat):
-        def paths(self, directory: Path) -> list[Path]:
-            before = files.paths(directory)
-            if not listings:
-                save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
-            listings.append([path for path in before if path.exists()])
-            return files.paths(directory) if len(listings) > 1 else listings[0]
-
-    monkeypatch.setattr(profile_module, "PARTS", Listed(**vars(files)))
-    assert load_profile(settings, "p") == everything
-    assert len(listings) > 1
 
 
 def test_the_newest_parts_are_read_and_a_pass_removes_the_others_after_a_day(store: Store, settings: Settings) -> None:

@@ -21,9 +21,8 @@ from kcoord.report.timeline import Row, Timeline, jobs, load_timeline
 from kcoord.report.trace import chrome_events, lanes
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
-from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.span_files import AgentEvent
-from kcoord.telemetry.spans import Process, Span
+from kcoord.telemetry.spans import Process, Span, directory_name, job_of
 from tests.support.command import KCOORD
 from tests.support.command import kcoord as run
 from tests.support.pages import save

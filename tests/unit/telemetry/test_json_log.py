@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.telemetry.json_log import JsonFormatter
+from kcoord.telemetry.events import JsonFormatter
 from tests.support.agents import ROOT, Node, until
 
 
@@ -63,8 +63,8 @@ def test_an_agents_log_is_text_unless_it_is_set_to_json(log_format: str) -> None
 
 def test_warnings_and_the_error_that_ends_the_process_are_lines_too() -> None:
     code = (
-        "import logging, warnings; from kcoord.telemetry import json_log\n"
-        "logging.basicConfig(); json_log.use('json')\n"
+        "import logging, warnings; from kcoord.telemetry.events import log_as\n"
+        "logging.basicConfig(); log_as('json')\n"
         "warnings.warn('a warning', stacklevel=1)\n"
         "raise RuntimeError('the end')"
     )
