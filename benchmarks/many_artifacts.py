@@ -64,7 +64,6 @@ def _measure(store: Store, made: list[str], directory: Path) -> dict[str, str]:
     size = str(len(made) * 12288 // 2)
     for name, arguments in (
         ("gc --dry-run --max-size (half)", ("gc", "--dry-run", "--json", "--least-age", "0", "--max-size", size)),
-        ("gc --dry-run --toolchain-gone 14d", ("gc", "--dry-run", "--json", "--toolchain-gone", "14d")),
         ("ls", ("ls",)),
         ("ls --json", ("ls", "--json")),
     ):

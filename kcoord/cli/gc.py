@@ -32,9 +32,6 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
     "--max-files", type=click.IntRange(0), metavar="N", help="The same for the number of files and directories."
 )
 @click.option("--unused-for", type=_TIME, help="Remove those that no job has used for this long: 30d.")
-@click.option("--older-than", type=_TIME, help="Remove those that were compiled longer ago, used or not: 180d.")
-@click.option("--toolchain-gone", type=_TIME, help="Remove those of a compiler version of which nothing has been used for "
-              "this long: 14d.")  # fmt: skip
 @click.option("--least-age", type=_TIME, default=LEAST_AGE, help="Never remove younger artifacts. Default: 1h.")
 @click.option(
     "--pin", "pins", type=PROFILE, multiple=True, help="Keep the artifacts that this profile's jobs asked for."
@@ -68,8 +65,6 @@ def command(
         return
     tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
     if local:
-        if "toolchain_gone" in given:
-            raise click.UsageError("--toolchain-gone is of the store: on a node use --unused-for")
         where = settings.local_dir
         if not where.is_dir():
             raise KcoordError(

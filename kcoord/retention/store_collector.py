@@ -11,7 +11,6 @@ The 256 directories of ``objects`` stay, also when they are empty: a publisher m
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,6 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
@@ -35,9 +33,6 @@ from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-# beside the factor that is named after the key's compiler, and versions of packages
-_TOOLCHAIN = ("torch", "compilers")
-_VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
 """The digests, and directories of packs below ``v2``, that must stay, looked up anew at each call. Raises `StoreError`: then
@@ -104,8 +99,7 @@ def _collect(
 ) -> None:
     # before the look at the artifacts: one that is used or pinned meanwhile is seen below, or too young
     keep, uses = pinned(), uses_by_packs(store, trust)
-    reads = limits.toolchain_gone is not None or limits.older_than is not None
-    entries = list(entries_of(store, uses, manifests=reads))
+    entries = list(entries_of(store, uses))
     found.add_found(entries, keep)
     plan = choose(entries, limits, now, {entry.name for entry in entries if _is_kept(entry, keep)})
     found.over = plan.over
@@ -150,7 +144,7 @@ def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
 
 def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        return _path(objects, entry).lstat().st_mtime == entry.touched  # else it was used or replaced a moment ago
+        return _path(objects, entry).lstat().st_mtime == entry.made  # else it was used or replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
 
@@ -161,39 +155,18 @@ def _path(objects: Path, entry: Entry) -> Path:
     return objects / entry.name[:2] / entry.name
 
 
-def entries_of(store: Path, uses: Mapping[str, float], *, manifests: bool = False) -> Iterator[Entry]:
+def entries_of(store: Path, uses: Mapping[str, float]) -> Iterator[Entry]:
     """The artifacts and the packs of `store`, one by one. `uses`: the times by which packs keep artifacts, by digest.
 
-    Without `manifests` no toolchain is known, nor when an artifact was made: it counts from its last use. Raises OSError.
+    Raises OSError.
     """
-    opened = Store(store)
-    for number, (path, status) in enumerate(opened.objects()):
+    for number, (path, status) in enumerate(Store(store).objects()):
         _rest(number)
-        touched = status.st_mtime
-        made, toolchain = _origin(opened, path.name, touched) if manifests else (touched, "")
-        used = max(touched, uses.get(path.name, 0.0))
-        yield Entry(path.name, blocks(status.st_size), 1, made, used, toolchain, touched=touched)
+        used = max(status.st_mtime, uses.get(path.name, 0.0))
+        yield Entry(path.name, blocks(status.st_size), 1, status.st_mtime, used)
     for path, status in all_packs(store):
         name, touched = path.relative_to(store / LAYOUT).as_posix(), status.st_mtime
-        yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True, touched=touched)
-
-
-def _origin(store: Store, digest: str, touched: float) -> tuple[float, str]:
-    """The time at which the artifact was compiled, and its compiler's version by its key, such as ``triton 3.6.0``.
-
-    `touched`, and empty, if its manifest cannot be read; a version may be empty all the same.
-    """
-    try:
-        manifest = store.readable_manifest(digest)
-        key = None if manifest is None else manifest.explained
-    except (ArtifactInvalid, StoreError):
-        return touched, ""
-    if manifest is None or key is None:
-        return touched, ""
-    names = (*_TOOLCHAIN, key.backend.partition("-")[0])
-    factors = (f for f in (*key.factors, *key.details) if f.text)
-    versions = {f.name: f.text for f in factors if f.name in names or _VERSION.fullmatch(f.text)}
-    return manifest.origin.created, " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
+        yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True)
 
 
 def _rest(number: int) -> None:

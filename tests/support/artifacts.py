@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from kcoord.artifacts import local
@@ -16,17 +15,12 @@ DAY = 86400.0  # seconds
 ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
 
 
-def publish(
-    store: Store, name: str, age: float = 0.0, *, backend: str = "test", created: float | None = None, **details: str
-) -> str:
-    """An artifact of `store` that was last used `age` seconds ago; its digest. `created`: by its manifest."""
-    manifest = manifest_of({"k": name.encode()}, CacheKey.of(backend, name).with_details(details))
-    if created is not None:
-        manifest = replace(manifest, origin=manifest.origin._replace(created=created))
+def publish(store: Store, name: str, age: float = 0.0) -> str:
+    """An artifact of `store` that was last used `age` seconds ago; its digest."""
+    manifest = manifest_of({"k": name.encode()}, CacheKey.of("test", name))
     store.publish(manifest, {"k": name.encode()})
-    digest = manifest.key.digest
-    older(store.home(digest), age)
-    return digest
+    older(store.home(manifest.key.digest), age)
+    return manifest.key.digest
 
 
 def make_home(local_dir: Path, name: str, unused: float) -> Path:

@@ -80,8 +80,8 @@ def names(found: Collected) -> list[str]:
 # --- which ---
 
 
-def entry(name: str, used: float, size: int = 100, made: float | None = None, toolchain: str = "") -> Entry:
-    return Entry(name, size, 3, used if made is None else made, used, toolchain)
+def entry(name: str, used: float, size: int = 100) -> Entry:
+    return Entry(name, size, 3, used, used)
 
 
 def test_what_was_used_longest_ago_goes_first_and_no_more_than_needed() -> None:
@@ -104,13 +104,6 @@ def test_what_the_other_limits_cost_counts_for_the_size_too() -> None:
     entries = [entry("unused", 1), entry("b", 90), entry("c", 91)]
     plan = choose(entries, Limits(max_size=200, unused_for=50, least_age=0), now=100)
     assert [(d.entry.name, d.rule) for d in plan.doomed] == [("unused", "unused-for")]
-
-
-def test_a_toolchain_is_gone_when_nothing_of_it_is_used() -> None:
-    entries = [entry("a", 10, toolchain="3.4"), entry("b", 20, toolchain="3.4"), entry("c", 10, toolchain="3.6"),
-               entry("d", 90, toolchain="3.6"), entry("e", 1)]  # fmt: skip
-    plan = choose(entries, Limits(toolchain_gone=50, least_age=0), now=100)
-    assert [(d.entry.name, d.rule) for d in plan.doomed] == [("a", "toolchain-gone"), ("b", "toolchain-gone")]
 
 
 def test_sizes_and_times_are_read_as_people_write_them() -> None:
@@ -212,17 +205,6 @@ def test_what_is_younger_than_the_least_age_stays(store: Store) -> None:
     digest = publish(store, "k", 600)
     assert run(store, max_size=0, least_age=3600).removed == []
     assert names(run(store, max_size=0, least_age=300)) == [digest]
-
-
-def test_toolchains_are_read_from_keys(store: Store) -> None:
-    gone = publish(store, "a", 20 * DAY, backend="triton", triton="3.4.0")
-    kept = publish(store, "b", 20 * DAY, backend="triton", triton="3.6.0")
-    publish(store, "c", 1 * DAY, backend="triton", triton="3.6.0")
-    publish(store, "nameless", 20 * DAY)
-    found = run(store, toolchain_gone=14 * DAY)
-    assert names(found) == [gone]
-    assert "3.4.0" in found.removed[0].why
-    assert there(store, kept) == [True]
 
 
 def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
@@ -370,14 +352,6 @@ def test_an_artifact_is_touched_once_a_day_and_by_whoever_may(store: Store, monk
     older(home, 2 * DAY)
     monkeypatch.setattr("kcoord.files.beneath.touch", refused)
     store.touch(digest)
-
-
-def test_age_is_the_manifests_and_no_use_makes_an_artifact_younger(store: Store) -> None:
-    digest = publish(store, "k", 2 * DAY)  # its manifest is of 2023
-    assert names(run(store, older_than=100 * DAY)) == [digest]
-    young = publish(store, "young", created=time.time() - 5 * DAY)
-    older(store.home(young), 300 * DAY)
-    assert run(store, older_than=100 * DAY).removed == []
 
 
 # --- pins ---
