@@ -13,8 +13,7 @@ from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_jso
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
-from kcoord.retention.collected import Collected
-from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
+from kcoord.retention.limits import LEAST_AGE, Collected, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pins import Kept, add_kept, kept_by_pins, pin, pinned_profiles, unpin
 from kcoord.retention.store_collector import collect

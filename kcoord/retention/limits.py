@@ -1,4 +1,4 @@
-"""The limits of retention, and the choice of artifacts to remove. No I/O here.
+"""The limits of retention, the choice of artifacts to remove, and the result of a pass. No I/O here.
 
 An artifact that is pinned, or younger than the least age, is never chosen, whatever the limits say. The others are chosen in this
 order: those unused for too long, and, for the limits of size and count, those used longest ago.
@@ -6,8 +6,8 @@ order: those unused for too long, and, for the limits of size and count, those u
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, fields
 
 from kcoord.units import bytes_text, span_text
 
@@ -15,6 +15,7 @@ LOCAL_BOUND = (
     10 << 30
 )  # bytes of this node's own copies where no setting bounds them, and the most of their file system
 LOCAL_SHARE = 0.05
+BLOCK = 4096  # bytes: the least that a file takes
 LEAST_AGE = 3600.0  # seconds: other nodes are about to fetch the artifacts that a running job has just published
 
 
@@ -34,8 +35,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artifact, or the pack of a profile. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` are
-    times by the file system's clock.
+    """One artifact, or the pack of a profile. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` by
+    the file system's clock.
 
     `name` is the digest of its key in the store, a path in the local tier, a pack's path below ``v2``.
     """
@@ -92,3 +93,48 @@ def _over_text(size: int, inodes: int) -> str:
     over = [f"{bytes_text(size)}"] if size > 0 else []
     over += [f"{inodes:,} files"] if inodes > 0 else []
     return f"{' and '.join(over)} more than allowed are pinned, too young or in use" if over else ""
+
+
+@dataclass
+class Collected:
+    """The artifacts that a pass found, and those that it removed: `removed` is in the trash now (or would be, in a dry run).
+
+    Packs count in sizes and inodes, and not as artifacts. `refused`: how many it should have removed, and this user may not
+    rename. `tidied` counts other files, by their kind.
+    """
+
+    artifacts: int = 0
+    size: int = 0
+    inodes: int = 0
+    pinned: int = 0
+    removed: list[Doomed] = field(default_factory=list)
+    refused: int = 0
+    over: str = ""
+    tidied: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def removed_size(self) -> int:
+        return sum(d.entry.size for d in self.removed)
+
+    @property
+    def left(self) -> tuple[int, int, int]:
+        """Artifacts, bytes and inodes that are there after the pass."""
+        inodes = self.inodes - sum(d.entry.inodes for d in self.removed)
+        return self.artifacts - sum(not d.entry.is_pack for d in self.removed), self.size - self.removed_size, inodes
+
+    def add_found(self, entries: Iterable[Entry], pinned: Collection[str] = ()) -> None:
+        """Count `entries`; `pinned` are names."""
+        for entry in entries:
+            self.artifacts += not entry.is_pack
+            self.size += entry.size
+            self.inodes += entry.inodes
+            self.pinned += not entry.is_pack and entry.name in pinned
+
+    def count(self, kind: str, number: int) -> None:
+        if number:
+            self.tidied[kind] = self.tidied.get(kind, 0) + number
+
+
+def blocks(size: int) -> int:
+    """`size` bytes in whole blocks, in bytes."""
+    return -(-size // BLOCK) * BLOCK

@@ -27,8 +27,7 @@ from kcoord.files.atomic import staging_name
 from kcoord.files.faults import store_errors
 from kcoord.files.rename import make_below
 from kcoord.files.trash import Trash
-from kcoord.retention.collected import BLOCK, Collected, blocks
-from kcoord.retention.limits import Entry, Limits, choose
+from kcoord.retention.limits import BLOCK, Collected, Entry, Limits, blocks, choose
 from kcoord.retention.tidying import Tidying, tidy_tier
 
 LEAST_UNUSED = 26 * 3600.0  # seconds: an access time may lag by a day

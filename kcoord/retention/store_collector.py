@@ -24,9 +24,8 @@ from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
 from kcoord.packs.pack_files import all_packs
-from kcoord.retention.collected import Collected, blocks
 from kcoord.retention.holdings import note_holdings
-from kcoord.retention.limits import Doomed, Entry, Limits, choose
+from kcoord.retention.limits import Collected, Doomed, Entry, Limits, blocks, choose
 from kcoord.retention.pins import uses_by_packs
 from kcoord.retention.tidying import Tidying, tidy_store
 from kcoord.telemetry.events import log

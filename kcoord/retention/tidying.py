@@ -18,7 +18,7 @@ from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
 from kcoord.packs.pack_files import all_packs, number_of, signer_of
 from kcoord.packs.recipe_files import MOST_PARTS, PARTS, newest_parts, profiles_in
-from kcoord.retention.collected import Collected
+from kcoord.retention.limits import Collected
 
 _DAY = 86400.0  # seconds
 _LEASE_FILES = {".outcome": _DAY, ".lease": 7 * _DAY, ".part": _DAY}

@@ -19,9 +19,8 @@ from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
-from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
-from kcoord.retention.limits import Limits
+from kcoord.retention.limits import Collected, Limits
 from kcoord.retention.pins import kept_by_pins
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import tidy_parts

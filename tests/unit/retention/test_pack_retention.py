@@ -10,9 +10,8 @@ from kcoord.artifacts.store import Store
 from kcoord.files import beneath
 from kcoord.packs.pack import read_pack
 from kcoord.packs.pack_files import pack_name, packs_directory, packs_of
-from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
-from kcoord.retention.limits import Limits
+from kcoord.retention.limits import Collected, Limits
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
 from tests.support.artifacts import DAY, older, publish

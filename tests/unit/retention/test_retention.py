@@ -29,9 +29,8 @@ from kcoord.packs.pack import Pack, look_at_pack
 from kcoord.packs.pack_files import pack_name, packs_of
 from kcoord.rank.client import Ready
 from kcoord.retention import tidying
-from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
-from kcoord.retention.limits import Entry, Limits, choose
+from kcoord.retention.limits import Collected, Entry, Limits, choose
 from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pins import kept_by_pins, pin, pinned_profiles, unpin
 from kcoord.retention.store_collector import collect, count
