@@ -74,7 +74,7 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "kcoord_store_bytes": ((), "Space of the artifacts in the store, at the last pass over it."),
     "kcoord_store_artifacts": ((), "Artifacts in the store, at the last pass over it."),
     "kcoord_store_files": ((), "Files and directories of the artifacts in the store, at that pass."),
-    "kcoord_store_counted_timestamp_seconds": ((), "End of the last pass over the store, by the file server's clock."),
+    "kcoord_store_counted_timestamp_seconds": ((), "End of the last pass over the store."),
     "kcoord_store_max_bytes": ((), "KCOORD_STORE_MAX_SIZE, if it is set."),
     "kcoord_store_max_files": ((), "KCOORD_STORE_MAX_FILES, if it is set."),
     "kcoord_local_bytes": ((), "Space of this node's own copies, at its last pass, where they have a bound."),

@@ -83,7 +83,7 @@ def command(
         found = collect(
             where,
             Limits(**defaults | given, least_age=least_age),
-            pinned=lambda: kept_by_pins(where, trust).names,
+            pinned=kept_by_pins(where, trust).names,
             trust=trust,
             tidying=tidying,
             dry_run=dry_run,

@@ -53,16 +53,9 @@ class Trash:
         return trashed
 
     def put_back(self, trashed: Path, path: Path) -> bool:
-        """Undo `take`. False if `path` exists again, or `trashed` is gone."""
+        """Undo `take` of a directory. False if `path` exists again, or `trashed` is gone."""
         try:
-            try:
-                beneath.link(trashed, path, self._root)  # a rename would replace a file that was published meanwhile
-            except FileExistsError:
-                return False
-            except OSError:  # of a directory, or there are no links here
-                beneath.rename(trashed, path, self._root)
-            else:
-                beneath.unlink(trashed, self._root)
+            beneath.rename(trashed, path, self._root)
         except OSError:
             return False
         return True

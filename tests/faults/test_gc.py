@@ -60,7 +60,7 @@ while time.monotonic() < until:
         time.sleep(0.01)
     else:
         limits, tidying = Limits(max_size=12288, least_age=0), Tidying(grace=0.5)
-        found = collect(root, limits, pinned=lambda: kept_by_pins(root, OFF).names, tidying=tidying)
+        found = collect(root, limits, pinned=kept_by_pins(root, OFF).names, tidying=tidying)
         done += len(found.removed) - 1
     done += 1
 print(json.dumps([role, done, missed]))

@@ -98,9 +98,7 @@ def test_what_a_pass_removed_is_compiled_again_and_the_agents_go_on(
     figures.note(f"{rounds} times removed by `kcoord gc` on C, then asked for on B", version, ", ".join(answers))
 
 
-def test_what_a_pass_costs_and_what_it_counted_is_seen_on_every_host(
-    job: Callable[..., Job], figures: Figures, version: str
-) -> None:
+def test_what_a_pass_costs(job: Callable[..., Job], figures: Figures, version: str) -> None:
     with job() as here:
         a, c = here.rank("A"), here.rank("C")
         a.do("store_publish", name="kernel", writer="A")
@@ -108,12 +106,10 @@ def test_what_a_pass_costs_and_what_it_counted_is_seen_on_every_host(
         line = f"cd {PROJECT} && {settings} {PYTHON} -c"
         here.rig.run(f"{line} 'from tests.nfs.guest.rank import fill; fill({_MANY})'")
         here.rig.run(f"chown -R --reference={here.on_server}/v2/staging {here.on_server}/v2/objects")
-        assert a.do("holdings") is None
         before = c.do("rpcs", mount=here.mount)
         found = c.do("collect_once", within=5 * SOON, max_size=1 << 40)
         after = c.do("rpcs", mount=here.mount)
         assert found["artifacts"] == _MANY + 1
-        assert a.do("holdings") == {"artifacts": _MANY + 1, "files": 3 * (_MANY + 1)}
         each = sum(count - before.get(op, 0) for op, count in after.items()) / found["artifacts"]
     figures.note(
         f"a pass over {_MANY:,} artifacts that nobody on its host has looked at: seconds; RPCs for each", version,

@@ -28,7 +28,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from kcoord.agent.http_server import HttpService
 from kcoord.agent.metrics import ANSWERS, BUCKETS, HISTOGRAMS, METRICS, OTHER, Metrics
 from kcoord.artifacts.store import Store
-from kcoord.retention.holdings import note_holdings
 from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -292,30 +291,6 @@ def test_an_agent_without_a_bound_counts_for_its_metrics_and_removes_nothing(tmp
         assert held_by(node)["kcoord_store_counted_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
         assert held_by(node).keys() == {"kcoord_store_artifacts", "kcoord_store_counted_timestamp_seconds"}
         assert ancient.exists()
-
-
-def test_without_metrics_and_bounds_nobody_counts(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    store.open()
-    with Node(store=str(store.root)) as node:
-        start_agent(node, LOOKS_OFTEN)
-        until((store.root / "v2" / "collected").exists)
-        before = (store.root / "v2" / "collected").stat().st_mtime
-        until(lambda: (store.root / "v2" / "collected").stat().st_mtime > before)  # a whole pass is over
-        assert not (store.root / "v2" / "holdings").exists()
-
-
-def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    store.open()
-    (store.root / "v2" / "collected").touch()  # somebody has just been at it
-    note_holdings(store.root, 5, 61440, 15)
-    with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
-        for node in (one, other):
-            start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.READ_FIRST = 0.0\n")
-        for node in (one, other):
-            until(lambda node=node: held_by(node).get("kcoord_store_artifacts") == 5)
-            assert Scraped(address_of(node)).value("kcoord_store_bytes") == 61440
 
 
 # --- what is written about them ---

@@ -20,10 +20,10 @@ RANKS, KEYS = 3, 4
 LOOKS_OFTEN = """
 import kcoord.agent.chores.local_retention as local
 import kcoord.agent.chores.store_retention as store
-local.FIRST = store.FIRST = store.READ_FIRST = 0.0
-local.EVERY = store.EVERY = store.READ_EVERY = 0.5
+local.FIRST = store.FIRST = 0.0
+local.EVERY = store.EVERY = 0.5
 """
-"""For an agent: it looks through the store, and at what others counted, as often as a test has time for."""
+"""For an agent: it looks through the store and its local directory as often as a test has time for."""
 _RANK = PROGRAMS / "generic_rank.py"
 
 

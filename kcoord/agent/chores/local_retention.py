@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
-from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
+from kcoord.agent.chores.store_retention import MOST, Holdings, gauges_of, tell_collected
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_errors
-from kcoord.retention.holdings import Holdings
 from kcoord.retention.limits import LOCAL_BOUND, LOCAL_SHARE, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pins import kept_by_pins

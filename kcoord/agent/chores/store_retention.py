@@ -1,14 +1,16 @@
 """Retention in the store by its agents: bounds, the trash, old parts of profiles, and a count of what is there.
 
 One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
-the store if there is a bound, or if metrics are served; the other agents read the result.
+the store if there is a bound, or if metrics are served; its agent shows the result until the next passes of others are over.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
@@ -19,7 +21,6 @@ from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
-from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Collected, Limits
 from kcoord.retention.pins import kept_by_pins
 from kcoord.retention.store_collector import collect, count
@@ -30,9 +31,19 @@ from kcoord.units import bytes_text
 
 FIRST = 600.0  # seconds; a job that has just begun has better things to do
 EVERY = 3600.0
-READ_FIRST, READ_EVERY = 60.0, 600.0  # the result of another agent's pass: one small file
+SHOWN = 2 * EVERY  # the result of a pass
 MOST = 2000  # artifacts of one pass
 _LEASE = "gc"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The result of a pass: `size` in bytes, in whole blocks; `files` are files and directories; `at`: Unix seconds."""
+
+    artifacts: int
+    size: int
+    files: int
+    at: float
 
 
 class StoreRetention:
@@ -48,20 +59,19 @@ class StoreRetention:
             max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
         )
         self._has_store = store is not None
-        self._holdings: Holdings | None = None  # as the last pass of any agent found them
+        self._holdings: Holdings | None = None  # after this agent's last pass
         self._lane = Lane("store-retention", low_priority=True)
         self.chores: list[Chore] = []
         if store is None:
             return
-        make_pass, read = functools.partial(self._pass, store), functools.partial(self._read, store)
-        passes = Chore("retention in the store", self._lane, make_pass, notices, first=FIRST, every=EVERY)
-        self._reading = Chore("the store's holdings", self._lane, read, notices, first=READ_FIRST, every=READ_EVERY)
-        self.chores = [passes, self._reading] if self._metered else [passes]
+        make_pass = functools.partial(self._pass, store)
+        self.chores = [Chore("retention in the store", self._lane, make_pass, notices, first=FIRST, every=EVERY)]
 
     def gauges(self) -> dict[str, float]:
         """The store's holdings and bounds, by the names of the metrics."""
-        bounds = {"bytes": self._limits.max_size, "files": self._limits.max_files}
-        return gauges_of("store", self._holdings, bounds if self._has_store else {})
+        bounds, found = {"bytes": self._limits.max_size, "files": self._limits.max_files}, self._holdings
+        is_latest = found is not None and time.time() - found.at < SHOWN
+        return gauges_of("store", found if is_latest else None, bounds if self._has_store else {})
 
     async def _pass(self, store: Path) -> None:
         """One pass. After a failure another agent tries, an hour later."""
@@ -71,34 +81,25 @@ class StoreRetention:
             async with leased(self._leases, _LEASE, self._token, self._ttl) as makes_pass:
                 if makes_pass:  # else another agent does
                     await self._lane.run(lambda: self._collect(store))
-                    if self._metered:
-                        self._reading.begin()
         except LeaseUnavailable as error:
             log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
             self._notices.tell(f"garbage collection of the store failed: {error}", about=fault_of(store, error))
 
-    async def _read(self, store: Path) -> None:
-        try:
-            found = await self._lane.run(lambda: read_holdings(store))
-        except StoreError as error:  # the earlier figures stay, with their time
-            log.info("the holdings of the store are not known: %s", error)
-            return
-        self._holdings = found or self._holdings
-
     def _collect(self, store: Path) -> None:
         """Raises `StoreError`."""
         if self._limits.any:
             found = collect(
-                store, self._limits, pinned=lambda: kept_by_pins(store, self._trust).names, trust=self._trust, most=MOST
+                store, self._limits, pinned=kept_by_pins(store, self._trust).names, trust=self._trust, most=MOST
             )
             tell_collected("the store", found, self._notices)
+            self._holdings = Holdings(*found.left, time.time())
             return
         with suppress(OSError):
             tidy_parts(store)
             Trash(store / LAYOUT / "trash", store).empty()  # of `kcoord gc`
         if self._metered:
-            count(store)
+            self._holdings = Holdings(*count(store).left, time.time())
 
 
 def _is_turn(store: Path) -> bool:

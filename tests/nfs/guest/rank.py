@@ -24,7 +24,6 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.client import AgentClient, Lead
-from kcoord.retention.holdings import read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
@@ -203,12 +202,6 @@ def fill(count: int) -> None:
         path.write_bytes(bytes(3000))
 
 
-def holdings() -> dict[str, int] | None:
-    """What this host reads of what was counted."""
-    held = read_holdings(_root())
-    return None if held is None else {"artifacts": held.artifacts, "files": held.files}
-
-
 def _root() -> Path:
     assert SETTINGS.store is not None
     return SETTINGS.store
@@ -246,7 +239,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     for f in (
         claim, give_up, publish, publish_at, read, forget, status, stop_agent, now,
         store_publish, store_fetch, store_read, store_remove, store_unlink, rpcs,
-        store_publish_all, collect_all, collect_once, fill, holdings,
+        store_publish_all, collect_all, collect_once, fill,
     )
 }  # fmt: skip
 

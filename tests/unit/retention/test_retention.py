@@ -16,7 +16,7 @@ import pytest
 from kcoord.agent.chores import local_retention
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.local_retention import LocalRetention
-from kcoord.agent.chores.store_retention import StoreRetention
+from kcoord.agent.chores.store_retention import Holdings, StoreRetention
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
@@ -29,11 +29,10 @@ from kcoord.packs.pack import Pack, look_at_pack
 from kcoord.packs.pack_files import pack_name, packs_of
 from kcoord.rank.client import Ready
 from kcoord.retention import tidying
-from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Collected, Entry, Limits, choose
 from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pins import kept_by_pins, pin, pinned_profiles, unpin
-from kcoord.retention.store_collector import collect, count
+from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -65,7 +64,7 @@ def used(store: Store, ago: float, digest: str) -> None:
 
 def run(store: Store, dry_run: bool = False, least_age: float = 0.0, **limits: float) -> Collected:
     chosen = Limits(**limits, least_age=least_age)  # type: ignore[arg-type]
-    return collect(store.root, chosen, pinned=lambda: kept_by_pins(store.root, store.trust).names, dry_run=dry_run)
+    return collect(store.root, chosen, pinned=kept_by_pins(store.root, store.trust).names, dry_run=dry_run)
 
 
 def there(store: Store, *digests: str) -> list[bool]:
@@ -413,39 +412,6 @@ def test_a_pack_that_is_replaced_while_the_pins_are_read_is_looked_for_again(
     assert kept_by_pins(store.root, store.trust).digests == set(digests)
 
 
-def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
-    pack(store, digests[-1:], "late")
-    monkeypatch.setattr("kcoord.retention.store_collector._PINS_AGAIN", 2)
-    take = Trash.take
-
-    def take_then_pin(trash: Trash, path: Path) -> Path | None:
-        pin(store.root, "late")
-        return take(trash, path)
-
-    monkeypatch.setattr(Trash, "take", take_then_pin)
-    assert names(run(store, max_size=0)) == digests[:-1]
-    assert there(store, digests[-1]) == [True]
-
-
-def test_what_was_taken_away_a_moment_before_it_was_pinned_is_put_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
-    pack(store, digests[:1], "late")
-    older(packs_of(store.root, "late")[0], 5.5 * DAY)
-    take = Trash.take
-
-    def take_then_pin(trash: Trash, path: Path) -> Path | None:
-        there = take(trash, path)
-        pin(store.root, "late")
-        return there
-
-    monkeypatch.setattr(Trash, "take", take_then_pin)
-    assert names(run(store, max_size=0)) == digests[1:]
-    assert there(store, *digests) == [True] + [False] * 5
-
-
 # --- this node's own copies ---
 
 
@@ -590,37 +556,17 @@ def test_a_bound_that_would_empty_the_store_is_refused_in_one_line(setting: str,
 # --- what there is ---
 
 
-def test_what_a_pass_leaves_is_noted_for_all_agents(store: Store) -> None:
-    assert read_holdings(store.root) is None
-    for n in range(5):
-        publish(store, f"k{n}", n * DAY)
-    run(store, dry_run=True, max_size=0)
-    assert read_holdings(store.root) is None, "a dry run leaves nothing"
-    run(store, max_size=3 * 4096)
-    held = read_holdings(store.root)
-    assert held == Holdings(3, 3 * 4096, 3, (store.root / "v2" / "holdings").stat().st_mtime)
-    publish(store, "one more")
-    count(store.root)
-    held = read_holdings(store.root)
-    assert held is not None
-    assert (held.artifacts, held.files) == (4, 4)
-    assert list((store.root / "v2" / "staging").iterdir()) == []
-
-
-def test_what_is_no_note_of_what_there_is_tells_nothing(store: Store) -> None:
-    path = store.root / "v2" / "holdings"
-    good = msgpack.packb(["kcoord-holdings-1", 1, 2, 3])
-    for bad in (b"", b"\xc1", good[:-1], good + b"\0", b"x" * 5000, msgpack.packb(["kcoord-holdings-1", 1, -2, 3]),
-                msgpack.packb(["kcoord-holdings-1", 1, 2]), msgpack.packb(["kcoord-holdings-1", 1, 2.0, 3]),
-                msgpack.packb(["kcoord-holdings-2", 1, 2, 3]), msgpack.packb(7), msgpack.packb({"a": 1}),
-                msgpack.packb(["kcoord-holdings-1", 1, 1 << 63, 3])):  # fmt: skip
-        path.write_bytes(bad)
-        assert read_holdings(store.root) is None, bad
-    path.write_bytes(good)
-    assert read_holdings(store.root) is not None
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert read_holdings(store.root) is None
+def test_an_agent_with_metrics_counts_and_shows_it_until_others_have_made_their_passes(store: Store) -> None:
+    publish(store, "k")
+    for metrics, shown in ((None, {}), ("0", {"artifacts": 1.0, "bytes": 4096.0, "files": 1.0})):
+        settings = Settings.from_environ({"KCOORD_STORE": str(store.root)}, metrics=metrics)
+        retention = StoreRetention(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
+        retention._collect(store.root)
+        gauges = retention.gauges()
+        at = gauges.pop("kcoord_store_counted_timestamp_seconds", 0.0)
+        assert gauges == {f"kcoord_store_{name}": value for name, value in shown.items()}
+        retention._holdings = Holdings(1, 4096, 1, at - 3 * 3600)
+        assert retention.gauges() == {}
 
 
 def test_metrics_are_read_while_a_pass_over_the_node_ends(
@@ -684,16 +630,6 @@ def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
     (told,) = notices.since(0)[0]
     assert "the store: its bound is not kept: of what was to go, 3 may not be removed by this user" in told
     assert all(there(store, *digests))
-
-
-def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(store, "k", DAY)
-
-    def full(*figures: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("kcoord.retention.store_collector.note_holdings", full)
-    assert len(run(store, max_size=0).removed) == 1
 
 
 def test_an_agent_leaves_the_store_alone_if_another_has_looked_through_it_lately(store: Store) -> None:
