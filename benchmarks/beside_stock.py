@@ -1,4 +1,7 @@
-"""What a job takes beside the same job without kcoord: wall and CPU seconds, processes, memory, disk. In one run."""
+"""What a job takes beside the same job without kcoord: wall and CPU seconds, processes, memory, disk. In one run.
+
+JOBS=TEXT runs the jobs whose names hold TEXT; RUNS=N runs each so often.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ _JOBS = {
     "20 Triton kernels, cross-compiled": [str(_ROOT / "examples" / "train_ddp.py")],
     "torch.compile, 1 block": [str(Path(__file__).with_name("torch_compile_job.py")), "--layers", "1"],
 }
+_ASKED = os.environ.get("JOBS", "")
 _EVERY = 0.1  # seconds between two looks at a job's processes
 _SET_CHILD_SUBREAPER = 36  # prctl(2): agents that leave their parent become children of this process
 
@@ -59,14 +63,19 @@ def run() -> Result:
             "disk MB",
         ],
     )
-    for name, job in _JOBS.items():
+    for name, job in ((name, job) for name, job in _JOBS.items() if _ASKED in name):
         found: dict[tuple[str, str], list[Taken]] = {}
         for number in range(_ROUNDS):
             for kind, launcher in (("stock", _STOCK), ("kcoord", _OURS)):
                 with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as home:
                     for cache in ("cold", "warm"):
-                        found.setdefault((cache, kind), []).append(_once(launcher, job, Path(home)))
-                print(f"  {name}, {kind}, {number + 1} of {_ROUNDS}", file=sys.stderr, flush=True)
+                        taken = _once(launcher, job, Path(home))
+                        found.setdefault((cache, kind), []).append(taken)
+                        print(
+                            f"  {name}, {kind}, {cache}, {number + 1} of {_ROUNDS}: {taken}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
         for cache in ("cold", "warm"):
             result.rows.append([name, cache, *_cells(found[cache, "stock"], found[cache, "kcoord"])])
     result.notes += [
