@@ -20,7 +20,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
     from kcoord.agent import acquisition, packs, tiers
-    from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
+    from kcoord.agent.chores import packing, profiles, sweeping, timelines
     from kcoord.leases import base, redis, redis_client
 
     for module, names in (
@@ -28,7 +28,6 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (acquisition, ("_BUSY_FOR",)),
         (packs, ("_PATIENCE",)),
         (profiles, ("_EVERY",)),
-        (store_retention, ("READ_FIRST", "READ_EVERY")),
         (sweeping, ("FIRST_IN_STORE",)),
         (timelines, ("_SHARE_EVERY",)),
     ):

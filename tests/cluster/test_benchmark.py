@@ -159,3 +159,9 @@ def test_the_rows_of_a_large_cluster_are_drawn_beside_their_goals() -> None:
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert [title for title in titles if title in texts] == titles
     assert {"cold, with a profile", "warm, pack", "goal for 99 %", "1,250"} <= set(texts)
+
+
+def test_a_dilation_finds_every_wait_of_kcoords_that_it_makes_longer(sandbox: Sandbox) -> None:
+    """Their names are in other modules, where nothing else tells that a benchmark reads them."""
+    run = sandbox.run("-c", "from benchmarks.cluster.dilation import dilate; dilate(2)")
+    assert run.returncode == 0, run.stderr
