@@ -56,7 +56,7 @@ _ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
 
 
 def has_cores_to_spare(ranks: int) -> bool:
-    """True if a pool is worth its start before the ranks: else they compile the profile themselves, and leave no core idle."""
+    """True if a pool is worth its start before the ranks: else they leave no core idle."""
     return cores() >= 2 * ranks
 
 

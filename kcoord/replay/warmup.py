@@ -121,18 +121,6 @@ def warmup(
     )
 
 
-def replay(gpu_files: Sequence[str] = GPU_FILES) -> Report | None:
-    """Warm up the profile that this job records, before its script begins; None if there is none yet, or it cannot be read.
-
-    On a machine with GPUs it skips recipes for the current device: the script has yet to choose one, and a look initializes CUDA,
-    after which the script sets ``CUDA_VISIBLE_DEVICES`` too late.
-    """
-    name = connect().settings.recorded_as
-    recipes = _recipes(name, str) if name is not None and connect().usable else []
-    has_gpu = _has_gpu(gpu_files)
-    return warmup([recipe for recipe in recipes if recipe.target or not has_gpu]) if recipes else None
-
-
 class Walk:
     """One caller's way through `total` keys. `others`: keys that other processes of this node settled, of which the pool compiled
     `pooled`."""

@@ -40,7 +40,7 @@ def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
 
 def _path(args: Any) -> list[str]:
     """`sys.path` of the ranks, instead of this command's."""
-    if getattr(sys.flags, "safe_path", False):
+    if sys.flags.safe_path:
         return sys.path
     first = Path.cwd() if args.module else Path(args.training_script).resolve().parent
     return [str(first), *sys.path[1:]]

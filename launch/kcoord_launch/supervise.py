@@ -1,7 +1,7 @@
 """The agent of a launched job: found or started, restarted if it dies, asked for a summary, stopped.
 
-A launcher that finds another launcher's agent on the node attends it: the agent ends with the last of them, which prints the
-summary.
+A launcher that finds another launcher's agent on the node attends it, as under ``srun --ntasks-per-node=8 kcoord exec -- …``: the
+agent ends with the last of them, which prints the summary. No launcher waits for another one: no exit code is delayed.
 
 The launcher owns the listening socket. It restarts a dead agent on the same socket, so ranks that connect meanwhile wait in the
 backlog until the new agent is up.
@@ -10,31 +10,72 @@ backlog until the new agent is up.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError
 from kcoord.protocol import endpoint
+from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
 from kcoord.rank.liveness import await_agent
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.figures import summary
-from kcoord_launch.attendance import Attendance, hand_over
 from kcoord_launch.console import say
 from kcoord_launch.environment import rank_environment
 
 _STOP_TIMEOUT = 20.0  # seconds
 _MOST_RESTARTS = 20  # of agents that end early
 _EARLY = 60.0  # seconds; an agent that ends later says nothing about the next one
+
+
+class Attendance:
+    """Keeps a running agent from ending, by an open connection. Not guaranteed: that the agent is still alive."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = AgentClient(replace(settings, spawn=False), Notices())  # keeps one open connection
+        self._client.ask(Attend(), Done, quietly=True)
+        self._ends = 0
+
+    def is_last(self) -> bool:
+        """True if no other launcher attends or owns the agent."""
+        answer = self._client.ask(Leave(), Left, quietly=True)
+        if answer is None:
+            return False  # a dead agent has no summary
+        self._ends = answer.ends
+        return answer.last
+
+    def end(self, timeout: float) -> None:
+        """Leave. If that ends the agent, wait at most `timeout` seconds for its last publishes.
+
+        The end of a launcher may end the Slurm step, and every process in it.
+        """
+        ended = None
+        if self._ends:
+            with suppress(OSError):
+                ended = os.pidfd_open(self._ends)
+        self._client.close()
+        if ended is not None:
+            poll = select.poll()  # `select` refuses descriptors from 1024 on
+            poll.register(ended, select.POLLIN)
+            poll.poll(timeout * 1000)
+            os.close(ended)
+
+
+def _hand_over(settings: Settings) -> bool | None:
+    """Announce the end of this launcher to its agent. True: the agent stays, for other launchers. None: it does not answer."""
+    with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
+        answer = client.ask(HandOver(), Left, quietly=True)
+    return None if answer is None else not answer.last
 
 
 class Supervisor:
@@ -81,7 +122,7 @@ class Supervisor:
             return self._attendance.is_last()
         if self._listener is None:
             return False
-        stays = hand_over(self.settings)
+        stays = _hand_over(self.settings)
         if stays is None:
             say(f"no agent answers at {self.settings.socket_path}: there is no summary; was its directory removed?")
         if stays:

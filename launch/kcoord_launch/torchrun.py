@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-import os
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NoReturn
 
 import kcoord
@@ -44,18 +42,14 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         args = _parsed(argv)
         with applied({variable("disable"): "1"}):
-            _launch(args, args.training_script)
+            _launch(args)
         return 0
     if settings.profile is None:
         settings = replace(settings, profile=_profile(args))
     with supervised(settings, job_name(settings, args.rdzv_id)) as environment, pool_beside(args, environment):
         args = _parsed(argv)
-        script = args.training_script
-        # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
-        if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
-            _through_boot(args)
         with applied(environment):
-            _launch(args, script)
+            _launch(args)
     return 0
 
 
@@ -91,23 +85,11 @@ def _profile(args: Any) -> str:
     return (of_module if args.module else of_script)(args.training_script, ranks)
 
 
-def _through_boot(args: Any) -> None:
-    kind = "-m" if args.module else "-"
-    args.training_script_args = [kind, args.training_script, *args.training_script_args]
-    args.module, args.training_script = False, str(Path(__file__).with_name("boot.py"))
-
-
-def _launch(args: argparse.Namespace, script: str) -> None:
+def _launch(args: argparse.Namespace) -> None:
     from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.elastic.multiprocessing.errors import record
 
-    def run() -> None:
-        try:
-            torchrun.run(args)
-        except ChildFailedError as error:  # of boot.py, which is not to blame
-            raise ChildFailedError(script, error.failures) from None
-
-    record(run)()
+    record(torchrun.run)(args)
 
 
 if __name__ == "__main__":

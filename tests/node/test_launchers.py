@@ -88,7 +88,7 @@ def test_a_launcher_with_many_open_files_waits_for_an_agents_end_too(sandbox: Sa
     code = f"""
 import os, resource, subprocess, sys
 from kcoord.settings import Settings
-from kcoord_launch.attendance import Attendance
+from kcoord_launch.supervise import Attendance
 resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))
 held = [os.dup(2) for _ in range(1100)]
 attendance = Attendance(Settings.from_environ())

@@ -231,7 +231,7 @@ def test_a_pool_that_starts_before_the_agent_imports_the_compilers_meanwhile(
     ours.close()
 
 
-@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
+@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core no pool starts before the ranks")
 def test_a_launcher_starts_the_pool_with_the_compilers_that_the_script_imports(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,7 +529,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
+@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core no pool starts before the ranks")
 @pytest.mark.parametrize("profile", ["six", "mine"], ids=["its own profile", "what others compiled of its imports"])
 def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], profile: str

@@ -18,7 +18,6 @@ from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 pytest.importorskip("torch")
 
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
-WITNESS = PROGRAMS / "witness.py"
 
 
 def witnesses(output: str) -> list[dict[str, Any]]:
@@ -126,53 +125,6 @@ def test_ranks_compile_each_kernel_once_and_a_line_sums_it_up(sandbox: Sandbox) 
     assert not list(sandbox.local.glob("*.sock"))
 
 
-@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
-def test_a_script_sees_itself_as_it_would_under_torchrun(sandbox: Sandbox, launch: str) -> None:
-    done = sandbox.run_forked("-m", launch, "--standalone", "--nproc-per-node=1", WITNESS, "--flag", "a b", "--", "-x")
-    assert done.returncode == 0, done.stderr
-    (seen,) = witnesses(done.stdout)
-    assert seen["argv"] == [str(WITNESS), "--flag", "a b", "--", "-x"]
-    assert (seen["name"], seen["file"], seen["path0"]) == ("__main__", str(WITNESS), str(WITNESS.parent))
-    assert seen["spawned"] == "a child found my function"
-
-
-@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
-def test_a_module_is_run_as_a_module(sandbox: Sandbox, launch: str) -> None:
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")]))}
-    done = sandbox.run_forked(
-        "-m", launch, "--standalone", "--nproc-per-node=1", "-m", "witness", "--flag", **environment
-    )
-    assert done.returncode == 0, done.stderr
-    (seen,) = witnesses(done.stdout)
-    assert seen["argv"] == [str(WITNESS), "--flag"]
-    assert (seen["name"], seen["package"]) == ("__main__", "")
-
-
-@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
-def test_main_stays_what_a_script_expects_of_it(sandbox: Sandbox, launch: str) -> None:
-    """After a chdir (as Hydra does), and in a thread that pickles after the script has returned (as checkpoints do)."""
-    scripts = sandbox.root / "scripts"
-    scripts.mkdir()
-    (scripts / "neighbour.py").write_text("value = 7")
-    (scripts / "train.py").write_text(
-        "import inspect, os, pickle, sys, threading, time\n"
-        "import neighbour\n"
-        "class State:\n    pass\n"
-        "def late():\n"
-        "    threading.main_thread().join()\n"
-        "    pickle.loads(pickle.dumps(State()))\n"
-        "    sys.stdout.write('{\"pickled\": %d}\\n' % neighbour.value)\n"
-        "os.chdir('/')\n"
-        "assert 'class State' in inspect.getsource(State) and os.path.exists(__file__)\n"
-        "threading.Thread(target=late).start()\n"
-    )
-    done = sandbox.run_forked(
-        "-m", launch, "--standalone", "--nproc-per-node=1", "scripts/train.py", PYTHONSAFEPATH=None
-    )
-    assert done.returncode == 0, done.stderr
-    assert witnesses(done.stdout) == [{"pickled": 7}]
-
-
 def test_nobody_reading_stderr_is_no_failure(sandbox: Sandbox) -> None:
     script = sandbox.root / "script.py"
     script.write_text("")
@@ -201,8 +153,8 @@ def test_no_python_runs_any_program_with_its_compilers_hooked(sandbox: Sandbox) 
 
 
 def test_pet_variables_are_honoured(sandbox: Sandbox) -> None:
-    done = sandbox.run_forked(*LAUNCH, WITNESS, PET_NPROC_PER_NODE="3")
-    assert sorted(w["rank"] for w in witnesses(done.stdout)) == ["0", "1", "2"]
+    done = sandbox.run_forked(*LAUNCH, "--no-python", "printenv", "RANK", PET_NPROC_PER_NODE="3")
+    assert sorted(done.stdout.split()) == ["0", "1", "2"]
 
 
 def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
@@ -213,7 +165,6 @@ def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
     assert done.returncode == plain.returncode != 0
     assert "ChildFailedError" in done.stderr
     assert f"{script} FAILED" in done.stderr
-    assert "boot.py FAILED" not in done.stderr
     assert not sandbox.processes()
 
 
