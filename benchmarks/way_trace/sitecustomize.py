@@ -1,5 +1,7 @@
 """Records the calls of kcoord's own functions in this process, from its start: Python imports this module, from PYTHONPATH.
 
+The agent's periodic work is left out: a busy machine lets more of it into a claim's interval.
+
 ``WAY_TRACE``: the directory of the traces. Once it holds a file ``stop``, each process writes ``PID.json`` into it: the calls
 (monotonic seconds, thread, function), the functions, the opens of the artifact's file and the sizes of what was hashed.
 """
@@ -16,6 +18,7 @@ _WHERE = os.environ.get("WAY_TRACE", "")
 _NAME = "way.bin"  # the artifact's file
 _ROOT = Path(__file__).resolve().parents[2]  # a clone's directory may be called kcoord, too
 _ROOMS = (f"{_ROOT}/kcoord/", f"{_ROOT}/launch/kcoord_launch/")
+_CHORES = f"{_ROOT}/kcoord/agent/chores/chore.py"
 _calls: list = []
 _numbers: dict = {}
 _opens: list = []
@@ -29,8 +32,20 @@ def _record(frame, event, argument):
         if number is None:
             own = code.co_filename.startswith(_ROOMS) and code.co_name not in _INNER
             number = _numbers[code] = len(_numbers) if own else -1
-        if number >= 0:
+        if number >= 0 and not _is_periodic(frame):
             _calls.append((time.monotonic(), threading.get_ident(), number))
+
+
+def _is_periodic(frame):
+    """True within the agent's pulse, and within a chore or its thread."""
+    if threading.current_thread().name.startswith("chore "):
+        return True
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_pulse" or code.co_filename == _CHORES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _INNER = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")

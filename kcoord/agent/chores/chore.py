@@ -32,7 +32,7 @@ class Lane:
     """
 
     def __init__(self, name: str, *, low_priority: bool = False) -> None:
-        self._pool = ThreadPoolExecutor(1, name, initializer=_lower_priority if low_priority else None)
+        self._pool = ThreadPoolExecutor(1, f"chore {name}", initializer=_lower_priority if low_priority else None)
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
