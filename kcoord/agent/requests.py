@@ -73,7 +73,7 @@ class Requests:
         if not self._agent.connections:  # the user's next command finds what the last one recorded
             self._agent.packing.job_ended()
             for chore in self._agent.profiles.chores:
-                chore.hasten()
+                chore.run_soon()
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         ahead = self._agent.pools.compiling(connection)

@@ -25,7 +25,7 @@ REST = 20  # a disk that took long for a run is left alone for so many times as 
 _SPREAD = 0.2  # of a period, by which each is longer or shorter: the nodes of a job start together, and are not to stay in step
 
 
-class Lane:
+class DiskThread:
     """One thread, which works for one disk, in order. A disk that hangs holds it for ever: nobody waits for it to end.
 
     `low_priority`: the thread leaves the CPU to others.
@@ -40,7 +40,7 @@ class Lane:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def doing(self, work: Callable[[], T]) -> Callable[[], Awaitable[T]]:
-        """`work` as a function for the event loop, which runs it in this lane."""
+        """`work` as a function for the event loop, which runs it in this thread."""
         return functools.partial(self.run, work)
 
     def submit(self, work: Callable[[], object], consequence: str) -> None:
@@ -68,7 +68,7 @@ class Chore:
     def __init__(
         self,
         name: str,
-        lane: Lane,
+        thread: DiskThread,
         work: Callable[[], Awaitable[float | None]],
         notices: Notices,
         *,
@@ -79,7 +79,7 @@ class Chore:
         last: Callable[[], Awaitable[object]] | None = None,
         lost: str = "",
     ) -> None:
-        self.name, self.lane = name, lane
+        self.name, self.thread = name, thread
         self.ended = asyncio.Event()  # by `drain`
         self._work, self._notices = work, notices
         self._every, self._rest = every, rest
@@ -98,7 +98,7 @@ class Chore:
         if self._wanted() and now >= self._due:
             self.begin()
 
-    def hasten(self) -> None:
+    def run_soon(self) -> None:
         """Begin a run if one is wanted, due or not, but not while the disk is left alone."""
         if not self.under_way and time.monotonic() >= self._rested and self._wanted():
             self.begin()
@@ -165,12 +165,12 @@ class Chores:
             chore.pulse(now)
 
     async def drain(self, seconds: float) -> None:
-        """End all chores, side by side, within `seconds`; then their lanes begin no other work."""
+        """End all chores, side by side, within `seconds`; then their threads begin no other work."""
         try:
             await asyncio.gather(*(chore.drain(seconds) for chore in self._chores))
         finally:
             for chore in self._chores:
-                chore.lane.close()
+                chore.thread.close()
 
 
 def _about(seconds: float) -> float:

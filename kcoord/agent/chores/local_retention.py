@@ -6,8 +6,8 @@ import shutil
 import time
 from pathlib import Path
 
-from kcoord.agent.chores.chore import Chore, Lane
-from kcoord.agent.chores.store_retention import MOST, Holdings, gauges_of, tell_collected
+from kcoord.agent.chores.chore import Chore, DiskThread
+from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
@@ -36,8 +36,8 @@ class LocalRetention:
         self._trust = trust
         self._bound = max_size
         self._holdings: Holdings | None = None  # after the last pass
-        self._lane = Lane("local-retention", low_priority=True)
-        chore = Chore("the bound of the local directory", self._lane, self._pass, notices, first=FIRST, every=EVERY)
+        self._thread = DiskThread("local-retention", low_priority=True)
+        chore = Chore("the bound of the local directory", self._thread, self._pass, notices, first=FIRST, every=EVERY)
         self.chores = [chore] if max_size is not None or cache_directory() in (local_dir, local_dir.parent) else []
 
     def gauges(self) -> dict[str, float]:
@@ -46,7 +46,7 @@ class LocalRetention:
 
     async def _pass(self) -> None:
         try:
-            self._holdings = await self._lane.run(self._collect)
+            self._holdings = await self._thread.run(self._collect)
         except StoreError as error:
             self._notices.tell(f"KCOORD_LOCAL_MAX_SIZE is not kept: {error}", about="the bound of the local directory")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import time
 
-from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.agent.chores.chore import REST, Chore, DiskThread
 from kcoord.agent.packs import Packs
 from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.artifacts.store import Store
@@ -47,18 +47,18 @@ class PackWriter:
         self._considered = self._state(profile)  # when a pack was enough
         self._asks, self._since = 0, time.monotonic()  # `used.asks`, and when it last grew
         self._ended = False
-        lane = self._lane = Lane("packing")
+        thread = self._thread = DiskThread("packing")
         self._chore: Chore | None = None
         self.chores: list[Chore] = []
         if store is not None:
             self.chores.append(
-                Chore("uses of packs", lane, packs.touch, notices, first=MARKED_AFTER, every=MARKED_AFTER)
+                Chore("uses of packs", thread, packs.touch, notices, first=MARKED_AFTER, every=MARKED_AFTER)
             )
         if store is not None and profile is not None and store.trust.publishes:
             write = functools.partial(self._write, store, profile)
             wanted = functools.partial(self._is_wanted, profile)
             self._chore = Chore(
-                "the job's pack", lane, write, notices, every=every, rest=REST, wanted=wanted, last=write
+                "the job's pack", thread, write, notices, every=every, rest=REST, wanted=wanted, last=write
             )
             self.chores.append(self._chore)
 
@@ -66,7 +66,7 @@ class PackWriter:
         """No rank is there any more: what they used is written as soon as the store has it."""
         self._asks, self._ended = self._used.asks, True
         if self._chore is not None:
-            self._chore.hasten()
+            self._chore.run_soon()
 
     def _state(self, profile: str | None) -> tuple[int, int]:
         """Grows when there is something to write: artifacts that were used, and damaged ones of the pack that serves."""
@@ -86,11 +86,11 @@ class PackWriter:
         if not used or state == self._considered or self._packs.is_unread(profile):
             return None
         try:
-            if not await self._lane.run(lambda: self._has_enough(store, profile, used)):
+            if not await self._thread.run(lambda: self._has_enough(store, profile, used)):
                 async with leased(self._leases, f"pack {profile}", self._token, self._ttl) as writes:
                     if not writes:
                         return _BUSY
-                    await self._lane.run(lambda: self._replace(store, profile, used, loads))
+                    await self._thread.run(lambda: self._replace(store, profile, used, loads))
             self._considered = state
         except (LeaseUnavailable, StoreError, PackInvalid) as error:
             log.info("the pack of %s is not written: %s", profile, error)

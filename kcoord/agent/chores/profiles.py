@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.agent.chores.chore import REST, Chore, DiskThread
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
@@ -46,11 +46,11 @@ class Profiles:
         self._notices, self._trust = notices, trust
         self._profiles: dict[str, _Profile] = {}
         self._begun: Latest[str, Collection[Recipe]] = Latest(_MOST_PROFILES)  # of each profile, as it was read first
-        self._lane = Lane("profiles")
+        self._thread = DiskThread("profiles")
         self._readings: dict[str, asyncio.Future[list[Recipe]]] = {}  # of `recorded`, under way or of the last seconds
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
         self.chores = [
-            Chore("profiles", self._lane, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
+            Chore("profiles", self._thread, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
                   last=self._save, lost=f"{self._roots[0]}: it does not answer; the last recipes of profiles are lost"),
         ]  # fmt: skip
 
@@ -82,7 +82,7 @@ class Profiles:
         """
         reading = self._readings.get(name)
         if reading is None:
-            reading = self._readings[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._read, name)))
+            reading = self._readings[name] = asyncio.ensure_future(self._thread.run(functools.partial(self._read, name)))
             asyncio.get_running_loop().call_later(_SERVES, self._readings.pop, name, None)
         await asyncio.wait({reading})
         if reading.cancelled() or reading.exception() is not None:
@@ -91,7 +91,7 @@ class Profiles:
 
     async def latest(self) -> list[list[Recipe]]:
         """The recipes of the profiles that were written last, the latest first, as far as they can be read; a bounded number."""
-        return await self._lane.run(self._latest)
+        return await self._thread.run(self._latest)
 
     async def bring(self, name: str, patience: float) -> ProfileState:
         """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
@@ -107,7 +107,7 @@ class Profiles:
         if self._trust.required and len(self._roots) > 1:
             copy = self._copies.get(name)
             if copy is None:
-                copy = self._copies[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._copy, name)))
+                copy = self._copies[name] = asyncio.ensure_future(self._thread.run(functools.partial(self._copy, name)))
                 copy.add_done_callback(lambda _: self._copies.pop(name, None))
             late = not (await asyncio.wait({copy}, timeout=patience))[0]
         return ProfileState(checked=self._trust.required, late=late)
@@ -135,7 +135,7 @@ class Profiles:
             if profile.unsaved:
                 profile.unsaved = False  # recipes that arrive meanwhile are for the next part
                 recipes = list(profile.recipes.values())
-                part = await self._lane.run(functools.partial(self._write, name, recipes, profile.part))
+                part = await self._thread.run(functools.partial(self._write, name, recipes, profile.part))
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
                 self._readings.clear()  # the next job has what this one recorded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.artifacts.signing import Trust
 from kcoord.errors import SettingsError
 from kcoord.telemetry.events import Notices
@@ -21,5 +21,5 @@ def signing_keys(trust: Trust, notices: Notices, every: float = 30.0) -> list[Ch
         except SettingsError as error:
             notices.tell(f"{error}; the keys that were read before stay in use", about="signing keys")
 
-    lane = Lane("signing-keys")
-    return [Chore("signing keys", lane, lane.doing(look), notices, first=every, every=every)] if trust.path else []
+    thread = DiskThread("signing-keys")
+    return [Chore("signing keys", thread, thread.doing(look), notices, first=every, every=every)] if trust.path else []

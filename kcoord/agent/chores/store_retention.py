@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
@@ -59,13 +59,15 @@ class StoreRetention:
             max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
         )
         self._has_store = store is not None
-        self._holdings: Holdings | None = None  # after this agent's last pass
-        self._lane = Lane("store-retention", low_priority=True)
+        self._holdings: Holdings | None = None  # as the last pass of any agent found them
+        self._thread = DiskThread("store-retention", low_priority=True)
         self.chores: list[Chore] = []
         if store is None:
             return
-        make_pass = functools.partial(self._pass, store)
-        self.chores = [Chore("retention in the store", self._lane, make_pass, notices, first=FIRST, every=EVERY)]
+        make_pass, read = functools.partial(self._pass, store), functools.partial(self._read, store)
+        passes = Chore("retention in the store", self._thread, make_pass, notices, first=FIRST, every=EVERY)
+        self._reading = Chore("the store's holdings", self._thread, read, notices, first=READ_FIRST, every=READ_EVERY)
+        self.chores = [passes, self._reading] if self._metered else [passes]
 
     def gauges(self) -> dict[str, float]:
         """The store's holdings and bounds, by the names of the metrics."""
@@ -76,15 +78,25 @@ class StoreRetention:
     async def _pass(self, store: Path) -> None:
         """One pass. After a failure another agent tries, an hour later."""
         try:
-            if not await self._lane.run(lambda: _is_turn(store)):
+            if not await self._thread.run(lambda: _is_turn(store)):
                 return
             async with leased(self._leases, _LEASE, self._token, self._ttl) as makes_pass:
                 if makes_pass:  # else another agent does
-                    await self._lane.run(lambda: self._collect(store))
+                    await self._thread.run(lambda: self._collect(store))
+                    if self._metered:
+                        self._reading.begin()
         except LeaseUnavailable as error:
             log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
             self._notices.tell(f"garbage collection of the store failed: {error}", about=fault_of(store, error))
+
+    async def _read(self, store: Path) -> None:
+        try:
+            found = await self._thread.run(lambda: read_holdings(store))
+        except StoreError as error:  # the earlier figures stay, with their time
+            log.info("the holdings of the store are not known: %s", error)
+            return
+        self._holdings = found or self._holdings
 
     def _collect(self, store: Path) -> None:
         """Raises `StoreError`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.errors import StoreError
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import check_tier
@@ -28,18 +28,35 @@ class Sweeper:
         self._local_dir = local_dir
         self._tiers: set[str] = set()
         self._node_was_swept = False
-        self._lane = Lane("sweep")
-        sweep_tiers = self._lane.doing(self._sweep_tiers)
-        self.chores = [Chore("sweeping the local tiers", self._lane, sweep_tiers, notices, every=EVERY)]
+        self._thread = DiskThread("sweep")
+        sweep_tiers = self._thread.doing(self._sweep_tiers)
+        self.chores = [Chore("sweeping the local tiers", self._thread, sweep_tiers, notices, every=EVERY)]
         if store is not None:
-            lane, first = Lane("sweep-store"), FIRST_IN_STORE * random.random()
-            sweep_store = lane.doing(lambda: _sweep_store(store))
-            self.chores.append(Chore("sweeping the store", lane, sweep_store, notices, first=first, every=EVERY))
+            thread, first = DiskThread("sweep-store"), FIRST_IN_STORE * random.random()
+            sweep_store = thread.doing(lambda: _sweep_store(store))
+            self.chores.append(Chore("sweeping the store", thread, sweep_store, notices, first=first, every=EVERY))
 
     def seen(self, home: str) -> None:
         """There is a local tier around `home`."""
         if len(self._tiers) < _MOST_TIERS:
             self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
+
+    def sparing(self, staging: Path, publish: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        """`publish`, during which `staging` is not removed, also if its owner ends."""
+        self._being_published.add(staging.name)
+
+        async def spared() -> T:
+            try:
+                return await publish()
+            finally:
+                self._being_published.discard(staging.name)
+
+        return spared
+
+    def ended(self, pid: int, home: str) -> None:
+        """The connection of process `pid`, which led a compile for `home`, has ended. If the process has too, its files go."""
+        staging = Path(home).parent / ".kcoord" / "staging"
+        self._thread.submit(lambda: self._remove_left(pid, staging), "the files of an ended process stay for an hour")
 
     def _sweep_tiers(self) -> float | None:
         _logged(self._remove_stale)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.agent.chores.chore import REST, Chore, DiskThread
 from kcoord.errors import StoreError
 from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import fault_of, store_error
@@ -64,11 +64,11 @@ class Timelines:
         self._began, self._notices_read = time.time(), 0
         self._events: list[span_files.AgentEvent] = []
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
-        self._lane, self._store_lane = Lane("timelines"), Lane("timelines-store")
-        self._lane.submit(lambda: span_files.forget_old(local_dir), "old time lines stay")
-        self._saving = Chore("time lines", self._lane, self._save, notices, wanted=self._has_more, last=self._save_end)
+        self._thread, self._store_thread = DiskThread("timelines"), DiskThread("timelines-store")
+        self._thread.submit(lambda: span_files.forget_old(local_dir), "old time lines stay")
+        self._saving = Chore("time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end)
         self._sharing = Chore(  # at once: a node that vanishes then leaves a word of itself
-            "time lines in the store", self._store_lane, self._share, notices, every=_SHARE_EVERY, rest=REST,
+            "time lines in the store", self._store_thread, self._share, notices, every=_SHARE_EVERY, rest=REST,
             wanted=self._has_unshared, last=self._share_end,
         )  # fmt: skip
         self.chores = [self._saving, self._sharing]
@@ -189,7 +189,7 @@ class Timelines:
             if not line.pending:
                 continue
             pending = bytes(line.pending)
-            size = await self._lane.run(functools.partial(self._write, line.path, line.size, pending))
+            size = await self._thread.run(functools.partial(self._write, line.path, line.size, pending))
             if size is not None:
                 line.size, line.unshared = size, True
                 del line.pending[: len(pending)]
@@ -215,7 +215,7 @@ class Timelines:
         for line in list(self._lines.values()):
             if line.unshared and self._store is not None:
                 line.unshared = False
-                if not await self._store_lane.run(functools.partial(self._copy, line.path)):
+                if not await self._store_thread.run(functools.partial(self._copy, line.path)):
                     line.unshared = True
 
     def _count_dropped(self, line: _Line) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.stalls import Stalls
 from kcoord.telemetry.events import Notices
 
@@ -32,12 +32,12 @@ class StallWatch(Generic[C]):
     ) -> None:
         self._compiling, self._stalled, self._works = compiling, stalled, works
         self._stalls: Stalls[C] = Stalls(seconds)
-        self._lane = Lane("stalls")
-        self.chores = [Chore("stalls", self._lane, self._look, notices, every=every)] if seconds else []
+        self._thread = DiskThread("stalls")
+        self.chores = [Chore("stalls", self._thread, self._look, notices, every=every)] if seconds else []
 
     async def _look(self) -> None:
         compiling, now = dict(self._compiling()), time.monotonic()
-        for found in await self._lane.run(lambda: self._stalls.look(compiling, now)):
+        for found in await self._thread.run(lambda: self._stalls.look(compiling, now)):
             self._stalled(found)
         for found in self._stalls.working:
             self._works(found)

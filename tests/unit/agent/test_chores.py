@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent.chores.chore import Chore, Chores, Lane
+from kcoord.agent.chores.chore import Chore, Chores, DiskThread
 from kcoord.telemetry.events import Notices
 
 
@@ -31,7 +31,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def chore(work: Callable[[], Awaitable[float | None]], notices: Notices | None = None, **named: Any) -> Chore:
-    return Chore("chore", Lane("chore"), work, notices or Notices(), **named)
+    return Chore("chore", DiskThread("chore"), work, notices or Notices(), **named)
 
 
 def test_a_run_that_hangs_is_followed_by_no_other_and_holds_up_nobody_at_the_end(disk: threading.Event) -> None:
@@ -43,7 +43,7 @@ def test_a_run_that_hangs_is_followed_by_no_other_and_holds_up_nobody_at_the_end
             runs += 1
             disk.wait(60)
 
-        hung = chore(lambda: hung.lane.run(work))
+        hung = chore(lambda: hung.thread.run(work))
         chores, begun = Chores([hung]), time.monotonic()
         for _ in range(5):
             chores.pulse()
@@ -107,12 +107,12 @@ def test_a_hastened_run_is_made_before_it_is_due_but_not_unless_it_is_wanted_or_
             await asyncio.sleep(0.05)
 
         made = chore(work, first=100.0, rest=1000, wanted=lambda: bool(unsaved))
-        made.hasten()
+        made.run_soon()
         assert not made.under_way
         unsaved += ["two", "one"]
-        made.hasten()
+        made.run_soon()
         await made.settled()
-        made.hasten()
+        made.run_soon()
         assert not made.under_way
         assert runs == ["one"]
 
@@ -172,7 +172,7 @@ def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_to
         one.pulse(time.monotonic())
         await asyncio.sleep(0)
         other = Chore(
-            "other", Lane("other"), work, notices, last=lambda: other.lane.run(lambda: disk.wait(60)), lost="it is lost"
+            "other", DiskThread("other"), work, notices, last=lambda: other.thread.run(lambda: disk.wait(60)), lost="it is lost"
         )
         await Chores([one], [other]).drain(0.2)
         assert released.is_set()
@@ -188,7 +188,7 @@ def test_after_the_end_a_lane_takes_work_and_does_none() -> None:
     async def scenario() -> None:
         one, ran = chore(lambda: asyncio.sleep(0, None)), []
         await Chores([one]).drain(20)
-        one.lane.submit(lambda: ran.append(1), "")
+        one.thread.submit(lambda: ran.append(1), "")
         await asyncio.sleep(0.05)
         assert ran == []
 

@@ -121,7 +121,7 @@ def test_it_is_written_when_nothing_new_was_used_for_a_while(store: Store) -> No
 def test_it_is_written_at_once_when_the_last_rank_has_left(store: Store) -> None:
     async def scene(world: World) -> None:
         world.use(*NAMES)
-        world.chore.hasten()
+        world.chore.run_soon()
         assert not world.chore.under_way, "the ranks have just asked"
         world.used.asked(key_of("on its way").digest, "/nowhere/else")
         world.writer.job_ended()

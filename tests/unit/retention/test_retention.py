@@ -580,7 +580,7 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
 
         @property
         def artifacts(self) -> int:  # type: ignore[override]
-            on_node._lane._pool.submit(lambda: None).result(timeout=60)
+            on_node._thread._pool.submit(lambda: None).result(timeout=60)
             return 7
 
     async def scenario() -> None:
