@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kcoord.agent.process_watch import ProcessWatch
 from kcoord.agent.server import ENDS_WITHIN, Agent
 from kcoord.agent.store_breaker import opened
-from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError, StoreError

@@ -12,7 +12,9 @@ from typing import Any
 
 from kcoord.agent import flights as act
 from kcoord.agent.acquisition import Acquisition
+from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.agent.chores.sweeping import Sweeper
+from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
@@ -24,17 +26,14 @@ from kcoord.latest import Latest
 from kcoord.leases.base import LeaseService
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
-from kcoord.protocol.identity import Identity
 from kcoord.settings import Settings
+from kcoord.stalls import Stalls
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
 
 _NAMES_REMEMBERED = 20_000
 _UNKNOWN = "?:?"
 _STARVED = 30.0  # seconds
-
-Lost = Callable[[Identity, str, str, float], None]
-"""``lost(who, digest, name, seconds)``: the process `who` ended after it had compiled ``backend:kernel`` for so long."""
 
 
 class Claims:
@@ -49,12 +48,13 @@ class Claims:
         tiers: Tiers,
         notices: Notices,
         *,
-        lost: Lost,
         expectations: Expectations,
+        timelines: Timelines,
         sweeper: Sweeper,
     ) -> None:
         self._connections, self._leases, self._tiers, self._notices = connections, leases, tiers, notices
-        self._max_wait, self._lost, self._expectations, self._sweeper = settings.max_wait, lost, expectations, sweeper
+        self._max_wait, self._expectations, self._timelines = settings.max_wait, expectations, timelines
+        self._sweeper = sweeper
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.acquisition = Acquisition(
             leases, tiers, self.flights, notices,
@@ -62,7 +62,13 @@ class Claims:
         )  # fmt: skip
         self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: Latest[str, str] = Latest(_NAMES_REMEMBERED)  # key → backend and kernel name, for people
-        self.hedged, self.stalled_ones = 0, 0
+        self.hedged, self.stalled = 0, 0
+        self._stalls: Stalls[tuple[str, str]] = Stalls(settings.stall_seconds)
+        self._stalls_thread = DiskThread("stalls")
+        self.chores: list[Chore] = []
+        if settings.stall_seconds:
+            every = min(settings.stall_seconds, settings.max_wait) / 4
+            self.chores.append(Chore("stalls", self._stalls_thread, self._look_for_stalls, notices, every=every))
 
     def claim(self, connection: Connection, request: int, message: messages.Claim, ahead: Recipe | None = None) -> None:
         """Begin a claim. `_reply` answers it, now or later. `ahead`: a pool's worker makes it, to compile this recipe."""
@@ -111,7 +117,8 @@ class Claims:
         for flight in self.flights:
             leader = flight.leader
             if leader is not None and leader.claimant.owner == connection.id and not leader.lands:
-                self._lost(connection.who, flight.key, self._names.get(flight.key, _UNKNOWN), now - leader.since)
+                name = self._names.get(flight.key, _UNKNOWN)
+                self._timelines.lost(connection.who, flight.key, name, now - leader.since)
         self.carry_out(self.flights.gone(connection.id, now))
 
     def tick(self) -> None:
@@ -122,32 +129,6 @@ class Claims:
                 name = self._names.get(action.claimant.key, _UNKNOWN)
                 self._notices.tell(f"ranks {action.answer.why} for {name}: each compiles it for itself")
         self.carry_out(actions)
-
-    def compiling(self) -> dict[tuple[str, str], str]:
-        """The compiles on this node: key and token → the process's directory in a /proc, of those that can be seen."""
-        found = {
-            (flight.key, attempt.token): self._connections.process_of(attempt.claimant.owner)
-            for flight in self.flights
-            for attempt in flight.attempts()
-            if not attempt.lands
-        }
-        return {compile: directory for compile, directory in found.items() if directory}
-
-    def stalled(self, compile: tuple[str, str]) -> None:
-        """A compile that `compiling` named makes no progress."""
-        key, token = compile
-        actions = self.flights.stalled(key, token, time.monotonic())
-        if actions:
-            self.stalled_ones += 1
-            name = self._names.get(key, _UNKNOWN)
-            self._notices.tell(
-                f"a compile of {name} has not used the CPU for KCOORD_STALL_SECONDS seconds: another rank may go ahead"
-            )
-        self.carry_out(actions)
-
-    def works(self, compile: tuple[str, str]) -> None:
-        """A compile that `compiling` named makes progress."""
-        self.flights.works(*compile)
 
     def carry_out(self, actions: list[act.Action]) -> None:
         for action in actions:
@@ -170,6 +151,26 @@ class Claims:
             }
             for f in self.flights
         ]
+
+    async def _look_for_stalls(self) -> None:
+        """Find compilers that hang, and those that work. One that spins looks busy, until a hedge, or its lease's limit."""
+        processes = {
+            (flight.key, attempt.token): self._connections.process_of(attempt.claimant.owner)
+            for flight in self.flights
+            for attempt in flight.attempts()
+            if not attempt.lands
+        }
+        seen = {compile: directory for compile, directory in processes.items() if directory}
+        for key, token in await self._stalls_thread.run(lambda: self._stalls.look(seen, time.monotonic())):
+            if actions := self.flights.stalled(key, token, time.monotonic()):
+                self.stalled += 1
+                name = self._names.get(key, _UNKNOWN)
+                self._notices.tell(
+                    f"a compile of {name} has not used the CPU for KCOORD_STALL_SECONDS seconds: another rank may go ahead"
+                )
+                self.carry_out(actions)
+        for key, token in self._stalls.working:
+            self.flights.works(key, token)
 
     def _tell_late(self, reply: act.Reply) -> None:
         name = self._names.get(reply.claimant.key, _UNKNOWN)

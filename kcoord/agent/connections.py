@@ -15,19 +15,21 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kcoord
-from kcoord.agent.watch.processes import ProcessWatch
-from kcoord.artifacts.manifest import Manifest
-from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.agent.process_watch import ProcessWatch
+from kcoord.errors import ProtocolError
 from kcoord.protocol import frames
 from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
 from kcoord.protocol.peer import Peer, peer_of, receive_first
+from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log, tell_if_failed
-from kcoord.telemetry.spans import Span
+
+if TYPE_CHECKING:
+    from kcoord.agent.metrics import Metrics
 
 _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
@@ -56,26 +58,9 @@ class Connection:
         return f"{platform.node()} ({who}pid {self.who.pid})"
 
 
-class Observer:
-    """Hears of the agent's work. This one does nothing; `kcoord.agent.metrics` counts."""
-
-    def answered(self, message: Request, answer: Answer, seconds: float) -> None:
-        """`message` is answered, so many seconds after it arrived."""
-
-    def delivered(self, spans: list[Span]) -> None:
-        """A rank, or a worker of the pool, delivered `spans`."""
-
-    def carried(self, how: str, manifest: Manifest) -> None:
-        """An artifact was ``published`` in the store, or ``fetched`` from it."""
-
-    def store_failed(self, operation: str, error: StoreError | ArtifactInvalid) -> None:
-        """A ``publish`` or ``fetch`` failed. Called in any thread."""
-
-
 class Connections:
-    """All clients. ``welcome(client)`` raises `ProtocolError` for one that this agent must not serve.
-
-    `tells_clients`: notices go to a node's first rank too.
+    """All clients. One whose expectations contradict `settings` is refused. `tells_clients`: notices go to a node's first rank,
+    too.
     """
 
     def __init__(
@@ -83,14 +68,14 @@ class Connections:
         agent: str,
         notices: Notices,
         tells_clients: bool,
-        observer: Observer,
-        welcome: Callable[[Identity], None] = lambda who: None,
+        metrics: Metrics | None = None,
+        settings: Settings | None = None,
         hello_timeout: float = _HELLO_TIMEOUT,
         frame_timeout: float = _FRAME_TIMEOUT,
     ) -> None:
         self._hello_timeout, self._frame_timeout = hello_timeout, frame_timeout
         self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
-        self._observer, self._welcome = observer, welcome
+        self._metrics, self._settings = metrics, settings
         self._open: dict[int, Connection] = {}
         self._tasks: dict[asyncio.Task[None], Connection] = {}  # work for a client
         self._serving: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
@@ -152,7 +137,8 @@ class Connections:
     def answer(self, connection: Connection, request: int, answer: Answer) -> None:
         """Send the answer to the request with the id `request`. Never waits."""
         message, since = connection.unanswered.pop(request)
-        self._observer.answered(message, answer, time.monotonic() - since)
+        if self._metrics is not None:
+            self._metrics.answered(message, answer, time.monotonic() - since)
         self._send(connection, answer.to_wire(request))
 
     def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
@@ -287,7 +273,8 @@ class Connections:
     def _hello(self, transport: asyncio.Transport, peer: Peer, frame: dict[str, Any]) -> Connection:
         """A client's first frame. Raises `ProtocolError`."""
         who = Identity.from_hello(frame)
-        self._welcome(who)
+        if self._settings is not None:
+            who.expected.check(self._settings)
         connection = Connection(self.new_id(), transport, who, peer.pid)
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}

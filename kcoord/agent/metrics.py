@@ -24,12 +24,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 import kcoord
-from kcoord.agent.connections import Observer
 from kcoord.agent.flights import State
 from kcoord.agent.http_server import Application
 from kcoord.agent.services import Services
-from kcoord.artifacts.manifest import Manifest
-from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.leases.base import LeaseService
 from kcoord.protocol.messages import Answer, Claim, Done, Lead, Publish, Ready, Request
 from kcoord.telemetry.events import Notices
@@ -92,15 +89,13 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
 HISTOGRAMS = ("kcoord_claim_wait_seconds", "kcoord_compile_seconds")
 _COUNTED = (
     "kcoord_requests_total", "kcoord_uncoordinated_total", "kcoord_saved_seconds_total", "kcoord_refused_publishes_total",
-    "kcoord_store_published_artifacts_total", "kcoord_store_published_bytes_total", "kcoord_store_fetched_artifacts_total",
-    "kcoord_store_fetched_bytes_total", "kcoord_store_errors_total",
 )  # fmt: skip
 """Counters of this module. Other parts of the agent keep the other ones, and the gauges."""
 
 Vitals = list[tuple[str, tuple[str, ...], float]]
 
 
-class Metrics(Observer):
+class Metrics:
     """The metrics of one agent, in a registry of their own. Thread-safe but for `look`."""
 
     def __init__(self) -> None:
@@ -111,8 +106,6 @@ class Metrics(Observer):
         self._counters = {name: Counter(name, *_about(name), registry=self.registry) for name in _COUNTED}
         waits, compiles = (Histogram(n, *_about(n), registry=self.registry, buckets=BUCKETS) for n in HISTOGRAMS)
         self._waits, self._compiles = waits, compiles
-        for operation, error in product(("publish", "fetch"), ("fault", "invalid")):
-            self._counters["kcoord_store_errors_total"].labels(operation, error)  # begins at 0
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -123,6 +116,7 @@ class Metrics(Observer):
     # Events.
 
     def answered(self, message: Request, answer: Answer, seconds: float) -> None:
+        """`message` is answered, so many seconds after it arrived."""
         if isinstance(message, Claim):
             name = answer.op
             if isinstance(answer, Ready):
@@ -134,6 +128,7 @@ class Metrics(Observer):
             self._counters["kcoord_refused_publishes_total"].inc()
 
     def delivered(self, spans: list[Span]) -> None:
+        """A rank, or a worker of the pool, delivered `spans`."""
         for span in spans:
             if outcome := outcome_of(span):
                 backend = self.backend(span.backend)
@@ -142,14 +137,6 @@ class Metrics(Observer):
                 if outcome == "compiles":
                     self._compiles.labels(backend).observe(max(0.0, span.seconds - span.inside))
                     self._counters["kcoord_uncoordinated_total"].inc(span.outcome == "alone")
-
-    def carried(self, how: str, manifest: Manifest) -> None:
-        self._counters[f"kcoord_store_{how}_artifacts_total"].inc()
-        self._counters[f"kcoord_store_{how}_bytes_total"].inc(sum(entry.size for entry in manifest.files))
-
-    def store_failed(self, operation: str, error: StoreError | ArtifactInvalid) -> None:
-        kind = "fault" if isinstance(error, StoreError) else "invalid"
-        self._counters["kcoord_store_errors_total"].labels(operation, kind).inc()
 
     def backend(self, name: str) -> str:
         """The label of a backend that a client names. A client may send any name: only the first few get a label of their own."""
@@ -186,9 +173,14 @@ def _vitals(services: Services, leases: LeaseService) -> Iterable[tuple[str, tup
     yield "kcoord_leases_held", (), services.claims.acquisition.held
     yield "kcoord_coordinated_by", (_label(leases.name),), 1.0
     yield "kcoord_hedges_total", (), services.claims.hedged
-    yield "kcoord_stalls_total", (), services.claims.stalled_ones
-    if services.tiers.store.exists:
-        yield "kcoord_store_usable", (), not services.tiers.store.faulty
+    yield "kcoord_stalls_total", (), services.claims.stalled
+    tiers = services.tiers
+    if tiers.store.exists:
+        yield "kcoord_store_usable", (), not tiers.store.faulty
+    for how, unit in product(("published", "fetched"), ("artifacts", "bytes")):
+        yield f"kcoord_store_{how}_{unit}_total", (), tiers.carried[f"{how}_{unit}"]
+    for operation, error in product(("publish", "fetch"), ("fault", "invalid")):
+        yield "kcoord_store_errors_total", (operation, error), tiers.faults[operation, error]
     for name, value in services.gauges().items():
         yield name, (), value
     states = Counted(_ELSEWHERE if flight.remote else flight.state.value for flight in services.claims.flights)

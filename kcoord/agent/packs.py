@@ -1,8 +1,8 @@
-"""The packs of the profiles that this agent's jobs named: a source of artifacts in front of the store.
+"""The packs of the profiles that this agent's jobs named: a source of artifacts in front of the store, and what the next lists.
 
-A pack is read in the background, as soon as its profile is known, while the ranks import torch. It then answers for a key that
-it states as a lease service that says READY: nobody else is asked, and the artifact comes from the copy on this node's disk. One
-that does not verify is fetched from the store, and so on: the usual way.
+A pack is read in the background, as soon as its profile is known, while the ranks import torch. It then answers READY for each
+key that it states: no lease service is asked, and the artifact comes from the copy on this node's disk. An artifact that does not
+verify is fetched from the store.
 
 A node that has had a pack's artifacts before may have them all: there the pack is read once a rank asks for one.
 """
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kcoord.agent.store_breaker import StoreBreaker
-from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.daemon import in_daemon
 from kcoord.latest import Latest
-from kcoord.packs.index import PackInvalid
+from kcoord.packs.index import MOST_LISTED, PackInvalid, Use, is_digest, is_place
 from kcoord.packs.pack import Pack, read_pack
 from kcoord.packs.pack_files import newest_pack, note_here, was_here
+from kcoord.packs.recipe import today
 from kcoord.telemetry.events import Notices, tell_if_failed
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
@@ -36,20 +36,14 @@ _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its spac
 _MOST = 4  # profiles at a time
 _MOST_NAMED = 64  # profiles
 
-At = Callable[[tuple[Path, ...], Callable[[], "Manifest | None"]], Awaitable["Manifest | None"]]
-
 
 class Packs:
-    """A fault costs look-ups, and is told once.
+    """A fault costs look-ups, and is told once. Without a `local_dir` there are none. A pack serves for `kept` seconds."""
 
-    ``at(homes, work)`` runs `work` in a thread for the local tier; it raises `ArtifactInvalid` if others may write there.
-    """
-
-    def __init__(self, store: StoreBreaker, at: At, local_dir: Path | None, notices: Notices) -> None:
-        self._store, self._at, self._local_dir, self._notices = store, at, local_dir, notices
+    def __init__(self, store: StoreBreaker, local_dir: Path | None, notices: Notices, kept: float = _KEPT) -> None:
+        self._store, self._local_dir, self._notices, self._kept = store, local_dir, notices, kept
         self._named: Latest[str, None] = Latest(_MOST_NAMED)  # profiles of this agent's jobs
         self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # by profile: the end of its pack
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
         self._served: set[str] = set()  # names of packs
@@ -64,8 +58,7 @@ class Packs:
         task.add_done_callback(
             functools.partial(tell_if_failed, consequence="artifacts are looked up", tell=self._notices.tell)
         )
-        self._stop_timer(profile)
-        self._timers[profile] = asyncio.get_running_loop().call_later(_KEPT, self._end, profile)
+        asyncio.get_running_loop().call_later(self._kept, self._end, profile, task)
 
     def get(self, profile: str) -> Pack | None:
         """The profile's pack. None: there is none that can be used, it is not read yet, or it has served its time."""
@@ -95,29 +88,9 @@ class Packs:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
 
-    async def bring(self, digest: str, home: Path, announced: str) -> Manifest | None:
-        """Bring the artifact of the key `digest` whose manifest has the SHA-256 `announced` to `home`, and return its manifest.
-
-        None: no pack serves it. It may be in the store all the same.
-        """
-        pack = next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
-        if pack is None:
-            return None
-
-        def bring() -> Manifest | None:
-            found = pack.fetch(digest, announced)
-            if found is not None:
-                local.install(found[0], found[1], home, self._local_dir)
-            return None if found is None else found[0]
-
-        try:
-            manifest = await self._at((home,), bring)
-        except (ArtifactInvalid, StoreError) as error:
-            self._notices.tell(f"an artifact of the pack is not used: {error}; it is looked up", about=f"{pack.place}")
-            return None
-        if manifest is not None:
-            self.served(pack.place.stem)
-        return manifest
+    def stating(self, digest: str, announced: str) -> Pack | None:
+        """The pack that has the artifact of the key `digest` whose manifest has the SHA-256 `announced`."""
+        return next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
 
     async def touch(self) -> None:
         """Tell retention that the packs of this agent's jobs are in use."""
@@ -138,8 +111,8 @@ class Packs:
 
     def close(self) -> None:
         """Give the copies' space back."""
-        for profile in list(self._reads):
-            self._end(profile)
+        for profile, read in list(self._reads.items()):
+            self._end(profile, read)
 
     async def _read(self, profile: str, local_dir: Path, asked: bool) -> Pack | None:
         def read(store: Store) -> tuple[Pack | None, bool]:
@@ -162,18 +135,13 @@ class Packs:
     def _packs(self) -> Iterator[Pack]:
         return (pack for read in self._reads.values() if (pack := _result(read)) is not None)
 
-    def _stop_timer(self, profile: str) -> None:
-        timer = self._timers.pop(profile, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _end(self, profile: str) -> None:
-        self._stop_timer(profile)
-        read = self._reads.pop(profile, None)
-        pack = _result(read)
-        if pack is not None:
+    def _end(self, profile: str, read: asyncio.Future[Pack | None]) -> None:
+        if self._reads.get(profile) is not read:
+            return  # it was read again since
+        del self._reads[profile]
+        if (pack := _result(read)) is not None:
             in_daemon(pack.close)  # a thread may be reading it, from a disk that hangs
-        elif read is not None:
+        else:
             read.cancel()
 
 
@@ -182,3 +150,47 @@ def _result(read: asyncio.Future[Pack | None] | None) -> Pack | None:
     if read is None or not read.done() or read.cancelled() or read.exception() is not None:
         return None
     return read.result()
+
+
+class UsedArtifacts:
+    """Artifacts that ranks asked for and the store has: the latest, a bounded number.
+
+    `count` grows with each new one, and `asks` with each that a rank asks for first, in the store or not.
+    """
+
+    def __init__(self, local_dir: Path) -> None:
+        self._below = f"{local_dir}{os.sep}"
+        self._places: Latest[str, str] = Latest(MOST_LISTED)  # by digest: all that ranks asked for
+        self._stored: Latest[str, None] = Latest(MOST_LISTED)  # digests
+        self._loaded: Latest[str, None] = Latest(MOST_LISTED)  # beginnings of digests
+        self.count = self.asks = 0
+
+    def asked(self, digest: str, home: str) -> None:
+        """A rank asked for the artifact of the key `digest`, for `home`. A text that is no digest is ignored."""
+        if not is_digest(digest):
+            return
+        place = home[len(self._below) :] if home.startswith(self._below) else ""
+        if digest not in self._places:
+            self.asks += 1
+            self.count += digest in self._stored
+        self._places[digest] = place if is_place(place) else ""
+
+    def stored(self, digest: str) -> None:
+        """The store has the artifact: this agent has published it, or fetched it from there or from a pack."""
+        self.count += digest in self._places and digest not in self._stored
+        self._stored[digest] = None
+
+    def loaded(self, digests: Iterable[str]) -> None:
+        """Ranks loaded the artifacts whose digests begin so, from this node's disk or elsewhere."""
+        for digest in digests:
+            self._loaded[digest] = None
+
+    def uses(self) -> list[Use]:
+        """The artifacts, the latest asked for first, as used today."""
+        day = today()
+        return [Use(digest, place, day) for digest, place in reversed(self._places.items()) if digest in self._stored]
+
+    @property
+    def loads(self) -> frozenset[str]:
+        """Beginnings of the digests of artifacts that ranks loaded."""
+        return frozenset(self._loaded.keys())

@@ -17,8 +17,8 @@ from typing import Any
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.guesses import Guesses
+from kcoord.agent.permits import Permits
 from kcoord.agent.upcoming import Upcoming
-from kcoord.agent.watch.idle_cores import Permits
 from kcoord.errors import KcoordError, ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.recipe import MOST_AT_ONCE, Recipe

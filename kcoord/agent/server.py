@@ -1,8 +1,4 @@
-"""The agent: one asyncio process per node. This file has its life: the beginning, the pulse and the end.
-
-The way of a claim: `connections` parses it, `requests` knows who answers, `claims` enters it into the `flights`, `acquisition`
-carries out the actions on leases and artifacts, `claims` answers. Other requests go to `choices`, to `launchers`, to the chores.
-"""
+"""The agent: one asyncio process per node. This file has its life: the beginning, the pulse and the end."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import kcoord
-from kcoord.agent.connections import Connection, Observer
-from kcoord.agent.requests import Requests
+from kcoord.agent.connections import Connection
 from kcoord.agent.services import Services
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
+from kcoord.protocol import messages
 from kcoord.protocol.endpoint import log_to_file
 from kcoord.protocol.fields import HEARTBEAT
 from kcoord.settings import Settings
@@ -69,11 +65,16 @@ class Agent:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
         self._metrics, self._page, self._serves = metrics, page, serves
-        self._store_root, observer = store.root if store is not None else None, metrics or Observer()
-        self._services = Services(
-            settings, leases, store, notices, self.id, observer, tells_clients=tells_clients, owned=owned
-        )
-        self._requests = Requests(settings, self._services, observer, self.status, self.stop, self.hand_over)
+        self._store_root = store.root if store is not None else None
+        self._services = Services(settings, leases, store, notices, self.id, metrics, tells_clients=tells_clients)
+        self._launchers = Launchers(owned)
+        self._services.handlers |= {
+            messages.Status: lambda *_: messages.Facts(self.status()),
+            messages.Stop: self._stop,
+            messages.Attend: self._attend,
+            messages.Leave: self._leave,
+            messages.HandOver: lambda *_: messages.Left(last=not self.hand_over(), ends=0),
+        }
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         # a claim that waits hears from us well within the time after which it takes us for dead
@@ -89,7 +90,7 @@ class Agent:
 
     def hand_over(self) -> bool:
         """The owner ends. True: the agent goes on for other launchers."""
-        stays = self._services.launchers.owner_leaves()
+        stays = self._launchers.owner_leaves()
         if stays:
             log_to_file(self._settings.socket_path)
             self._services.connections.tells_clients = True
@@ -98,7 +99,7 @@ class Agent:
     @property
     def handed_over(self) -> bool:
         """True once the agent goes on without its owner."""
-        return self._services.launchers.handed_over
+        return self._launchers.handed_over
 
     def status(self) -> dict[str, Any]:
         """The agent, its settings and its flights, as ``kcoord status --json`` prints them."""
@@ -121,7 +122,7 @@ class Agent:
             "packs": services.tiers.packs.status(),
             "pools": services.pools.status(),
             "hedges": services.claims.hedged,
-            "stalls": services.claims.stalled_ones,
+            "stalls": services.claims.stalled,
             **{name: self._serves[name].bound if name in self._serves else None for name in ("metrics", "page")},
         }
 
@@ -131,7 +132,7 @@ class Agent:
             self._services.tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
-        close = self._services.connections.listen(listener, self._requests.answer, self._gone)
+        close = self._services.connections.listen(listener, self._services.answer, self._gone)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
         try:
@@ -193,7 +194,65 @@ class Agent:
 
     def _gone(self, connection: Connection) -> None:
         self._last_used = time.monotonic()
-        self._requests.gone(connection)
+        self._services.gone(connection)
+        if self._launchers.gone(connection.id):
+            self.stop()
+
+    def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
+        self.stop()
+        return messages.Done()
+
+    def _attend(self, connection: Connection, _: int, message: messages.Attend) -> messages.Answer:
+        self._services.connections.must_live(connection)
+        self._launchers.attend(connection.id)
+        return messages.Done()
+
+    def _leave(self, connection: Connection, _: int, message: messages.Leave) -> messages.Answer:
+        last = self._launchers.leaves(connection.id)
+        return messages.Left(last, ends=os.getpid() if last and self.handed_over else 0)
+
+
+class Launchers:
+    """The launchers that keep an agent alive: its owner, if one started it (`owned`), and others of the node, which attend.
+
+    One `kcoord exec` for each task of a node (``srun --ntasks-per-node=8 kcoord exec -- …``) is the usual case: the first one
+    starts the agent, and may well be the first to end. The agent ends with the last of them. Not guaranteed: that the successor
+    of a killed agent knows of the others.
+    """
+
+    def __init__(self, owned: bool) -> None:
+        self._owner_is_here, self._ownerless = owned, not owned
+        self._others: set[int] = set()  # connections of the launchers that attend
+        self._leaving: set[int] = set()  # those among them that are ending
+
+    @property
+    def handed_over(self) -> bool:
+        """True once the owner has left the agent to others."""
+        return not (self._ownerless or self._owner_is_here)
+
+    def attend(self, connection: int) -> None:
+        self._others.add(connection)
+
+    def leaves(self, connection: int) -> bool:
+        """The launcher with this `connection` ends. True if none stays: of several that end at once, for the last one alone."""
+        if connection in self._others:
+            self._leaving.add(connection)
+        return not self._owner_is_here and self._others <= self._leaving | {connection}
+
+    def owner_leaves(self) -> bool:
+        """The owner ends, or has ended. True: the agent goes on for others. False: there are none, or they end, too."""
+        stays = not self._others <= self._leaving
+        if stays:
+            self._owner_is_here = False
+        return stays
+
+    def gone(self, connection: int) -> bool:
+        """True if the owner and all others have gone now: the agent ends. Never of an agent that has no owner."""
+        if connection not in self._others:
+            return False
+        self._others.remove(connection)
+        self._leaving.discard(connection)
+        return self.handed_over and not self._others
 
 
 async def _finish(drains: list[Coroutine[Any, Any, None]], seconds: float) -> None:

@@ -7,15 +7,16 @@ publishing nor a heartbeat.
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from kcoord.agent.connections import Observer
-from kcoord.agent.packs import Packs
+from kcoord.agent.expectations import Expectations
+from kcoord.agent.packs import Packs, UsedArtifacts
 from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Contents, Manifest, Origin
@@ -35,10 +36,11 @@ _ONE_IN = 16  # agents that fetch an artifact tells retention
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``in_store(digest)`` each artifact that
-    was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used:
-    it must be this user's alone. `required`: signatures are, also without a store; then only homes that this agent has filled are
-    copied.
+    """Brings artifacts from packs and the store to this node, and from this node to the store.
+
+    `expectations` learn the compile time that a fetched artifact records, and `used` hears of each artifact that the store has.
+    `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used: it must be this user's alone.
+    `required`: signatures are, also without a store; then only homes that this agent has filled are copied.
     """
 
     def __init__(
@@ -47,21 +49,23 @@ class Tiers:
         local_dir: Path | None,
         notices: Notices,
         *,
-        learn: Callable[[str, float], None],
-        in_store: Callable[[str], object],
-        observer: Observer | None = None,
+        expectations: Expectations,
+        used: UsedArtifacts,
         required: bool = False,
     ) -> None:
         self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
         self._required = required or self._trust.required
-        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
-        self._observer = observer or Observer()
+        self._local_dir, self._notices, self._expectations, self._used = local_dir, notices, expectations, used
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
+        self.packs = Packs(self.store, local_dir if store is not None else None, notices)
         # compiled here, and on their way into the store: those that are signed; without contents if these are large
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
         self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
         self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
+        self.carried: Counter[str] = Counter()
+        """For the metrics: artifacts and bytes that were ``published`` and ``fetched``."""
+        self.faults: Counter[tuple[str, str]] = Counter()
+        """For the metrics: failures of a ``publish`` or ``fetch``, by ``fault`` or ``invalid``."""
 
     def distrusts(self, digest: str) -> bool:
         """True if the store has an artifact of this key that this agent does not trust, and others may."""
@@ -78,11 +82,15 @@ class Tiers:
     ) -> local.Artifact:
         """Raises `ArtifactInvalid` or `StoreError`."""
         fresh: list[tuple[Manifest, dict[str, bytes] | None]] = []
-        work = functools.partial(
-            local.publish_local, staging, home, key, compile_seconds, origin,
-            lambda manifest, contents: fresh.append((manifest, contents)),
-        )  # fmt: skip
-        artifact = await self._at((staging, home), work)
+
+        def publish() -> local.Artifact:
+            local.check_owner(staging)
+            local.check_owner(home)
+            return local.publish_local(
+                staging, home, key, compile_seconds, origin, lambda *published: fresh.append(published)
+            )
+
+        artifact = await self.locally(publish)
         for manifest, contents in fresh if self.store.exists else ():
             held = sum(each.size for each, kept in self._fresh.values() if kept is not None)
             self._fresh[key.digest] = manifest, contents if held + manifest.size <= _MOST_FRESH else None
@@ -99,7 +107,8 @@ class Tiers:
 
         def copy() -> bool | None:
             try:
-                self._check((there, home))
+                local.check_owner(there)
+                local.check_owner(home)
                 if local.is_whole(home, digest):
                     return True
                 if self._required and self._filled.get(digest) != there:
@@ -130,27 +139,29 @@ class Tiers:
         """The result of `work`, run in a thread for the local tier."""
         return await asyncio.get_running_loop().run_in_executor(self._local_io, work)
 
-    async def _at(self, places: tuple[Path, ...], work: Callable[[], T]) -> T:
-        """The result of `work` on the artifacts at `places`. Raises `ArtifactInvalid` if others may write there."""
-
-        def checked() -> T:
-            self._check(places)
-            return work()
-
-        return await self.locally(checked)
-
-    def _check(self, places: tuple[Path, ...]) -> None:
-        for place in places:
-            local.check_owner(place)
-
     async def from_pack(self, digest: str, home: Path, announced: str) -> bool:
         """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
-        manifest = await self.packs.bring(digest, home, announced)
+        pack = self.packs.stating(digest, announced)
+        if pack is None:
+            return False
+
+        def bring() -> Manifest | None:
+            local.check_owner(home)
+            found = pack.fetch(digest, announced)
+            if found is None:
+                return None
+            local.install(found[0], found[1], home, self._local_dir)
+            return found[0]
+
+        try:
+            manifest = await self.locally(bring)
+        except (ArtifactInvalid, StoreError) as error:
+            self._notices.tell(f"an artifact of the pack is not used: {error}; it is looked up", about=f"{pack.place}")
+            return False
         if manifest is None:
             return False
-        self._filled[digest] = home
-        self._learn(digest, manifest.compile_seconds)
-        self._tell_in_store(digest)
+        self.packs.served(pack.place.stem)
+        self._arrived(digest, home, manifest)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
@@ -160,21 +171,25 @@ class Tiers:
         """
 
         def fetch(store: Store) -> tuple[Manifest, dict[str, bytes], str] | None:
-            found = store.fetch(digest, announced)
+            with self._counted("fetch"):
+                found = store.fetch(digest, announced)
             if found is not None and (announced is None or random.randrange(_ONE_IN) == 0):
                 store.touch(digest)
             return found
 
         try:
-            fetched = await self.store.use(self._observed("fetch", fetch))
+            fetched = await self.store.use(fetch)
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
-            self._observer.carried("fetched", manifest)
-            self._learn(digest, manifest.compile_seconds)
-            await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
-            self._filled[digest] = home
-            self._tell_in_store(digest)
+
+            def install() -> None:
+                local.check_owner(home)
+                local.install(manifest, contents, home, self._local_dir)
+
+            self._count("fetched", manifest)
+            await self.locally(install)
+            self._arrived(digest, home, manifest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -195,8 +210,8 @@ class Tiers:
 
         fresh = self._fresh.pop(digest, None)
 
-        def publish(store: Store) -> tuple[str, Manifest] | None:
-            self._check((home,))
+        def publish(store: Store) -> tuple[str, Manifest | None] | None:
+            local.check_owner(home)
             found: tuple[Manifest, Contents] | None
             if fresh is not None and fresh[1] is not None:
                 found = fresh[0], fresh[1]
@@ -205,31 +220,40 @@ class Tiers:
             manifest = found[0]
             if not manifest.made_here or (fresh is None and self._trust.signer):
                 stated = store.stated(digest)
-                return None if stated is None else (stated[1], stated[0])
-            announced = store.publish(*found)
-            self._observer.carried("published", manifest)
-            return announced, manifest
+                return None if stated is None else (stated[1], None)
+            with self._counted("publish"):
+                return store.publish(*found), manifest
 
         try:
-            published = await self.store.use(self._observed("publish", publish))
+            published = await self.store.use(publish)
             if published is None:
                 return None
-            self._tell_in_store(digest)
-            return published[0]
+            announced, manifest = published
+            if manifest is not None:
+                self._count("published", manifest)
+            self._used.stored(digest)
+            return announced
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
 
-    def _observed(self, operation: str, work: Callable[[Store], T]) -> Callable[[Store], T]:
-        """`work`, whose failures the observer hears of."""
+    def _arrived(self, digest: str, home: Path, manifest: Manifest) -> None:
+        """The artifact is at `home`, from a pack or the store."""
+        self._filled[digest] = home
+        self._expectations.learn(digest, manifest.compile_seconds)
+        self._used.stored(digest)
 
-        def run(store: Store) -> T:
-            try:
-                return work(store)
-            except (StoreError, ArtifactInvalid) as error:
-                self._observer.store_failed(operation, error)
-                raise
+    def _count(self, how: str, manifest: Manifest) -> None:
+        self.carried[f"{how}_artifacts"] += 1
+        self.carried[f"{how}_bytes"] += manifest.size
 
-        return run
+    @contextmanager
+    def _counted(self, operation: str) -> Iterator[None]:
+        """Counts the failures of `operation`."""
+        try:
+            yield
+        except (StoreError, ArtifactInvalid) as error:
+            self.faults[operation, "fault" if isinstance(error, StoreError) else "invalid"] += 1
+            raise

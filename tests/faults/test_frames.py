@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.agent.connections import Connections, Observer
+from kcoord.agent.connections import Connections
 from kcoord.errors import ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
@@ -178,7 +178,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path:
 
     async def scenario() -> None:
         there = Connections(
-            "agent", Notices(), False, Observer(), frame_timeout=0.2
+            "agent", Notices(), False, frame_timeout=0.2
         )  # fmt: skip
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from kcoord.agent.launchers import Launchers
+from kcoord.agent.server import Launchers
 from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish

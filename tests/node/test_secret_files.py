@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.signing_keys import signing_keys
+from kcoord.agent.services import signing_keys
 from kcoord.artifacts.signing import MANIFEST, Trust, parse_key, read_keys
 from kcoord.errors import SettingsError
 from kcoord.secret_files import LARGEST, is_left_out, read_secret

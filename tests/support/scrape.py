@@ -18,10 +18,9 @@ from tests.support.sandbox import PROGRAMS
 
 RANKS, KEYS = 3, 4
 LOOKS_OFTEN = """
-import kcoord.agent.chores.local_retention as local
-import kcoord.agent.chores.store_retention as store
-local.FIRST = store.FIRST = 0.0
-local.EVERY = store.EVERY = 0.5
+import kcoord.agent.chores.retention as retention
+retention.FIRST = 0.0
+retention.EVERY = 0.5
 """
 """For an agent: it looks through the store and its local directory as often as a test has time for."""
 _RANK = PROGRAMS / "generic_rank.py"

@@ -62,7 +62,7 @@ def tree_of(module: str) -> ast.Module:
 
 
 def room_of(module: str) -> str:
-    """``agent`` of ``kcoord.agent.watch.stalls``; empty for ``kcoord`` itself, which holds the version and lazy names."""
+    """``agent`` of ``kcoord.agent.claims``; empty for ``kcoord`` itself, which holds the version and lazy names."""
     package, _, rest = module.partition(".")
     return rest.partition(".")[0] if package == "kcoord" else package
 

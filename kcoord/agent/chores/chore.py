@@ -33,7 +33,6 @@ class DiskThread:
 
     def __init__(self, name: str, *, low_priority: bool = False) -> None:
         self._pool = ThreadPoolExecutor(1, f"chore {name}", initializer=_lower_priority if low_priority else None)
-        self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, or its exception. If this is cancelled, the thread goes on."""
@@ -43,14 +42,8 @@ class DiskThread:
         """`work` as a function for the event loop, which runs it in this thread."""
         return functools.partial(self.run, work)
 
-    def submit(self, work: Callable[[], object], consequence: str) -> None:
-        """Run `work` when its turn comes; not after `close`. An exception is logged, with its `consequence`."""
-        if not self._closed:
-            self._pool.submit(work).add_done_callback(lambda done: tell_if_failed(done, consequence))
-
     def close(self) -> None:
         """Begin no other work."""
-        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -15,8 +15,7 @@ import functools
 import time
 
 from kcoord.agent.chores.chore import REST, Chore, DiskThread
-from kcoord.agent.packs import Packs
-from kcoord.agent.used_artifacts import UsedArtifacts
+from kcoord.agent.packs import Packs, UsedArtifacts
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files.beneath import MARKED_AFTER

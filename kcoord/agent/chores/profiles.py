@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, DiskThread
+from kcoord.agent.connections import Connection
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
@@ -18,7 +19,7 @@ from kcoord.latest import Latest
 from kcoord.packs.automatic import is_automatic
 from kcoord.packs.recipe import MOST_AT_ONCE, Recipe, add, merge, today
 from kcoord.packs.recipe_files import forget_superfluous, nearest_of, parts, roots, save_part, times_of_profiles
-from kcoord.protocol.messages import ProfileState
+from kcoord.protocol import messages
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices
 
@@ -41,9 +42,18 @@ class _Profile:
 class Profiles:
     """The profiles that this agent's ranks record. A loss harms no job: no method raises for a disk's sake."""
 
-    def __init__(self, store: Path | None, local_dir: Path, notices: Notices, trust: Trust = OFF) -> None:
+    def __init__(
+        self,
+        store: Path | None,
+        local_dir: Path,
+        notices: Notices,
+        trust: Trust = OFF,
+        *,
+        patience: float = 10.0,
+        serves: float = _SERVES,
+    ) -> None:
         self._store, self._local_dir, self._roots = store, local_dir, roots(store, local_dir)
-        self._notices, self._trust = notices, trust
+        self._notices, self._trust, self._patience, self._serves = notices, trust, patience, serves
         self._profiles: dict[str, _Profile] = {}
         self._begun: Latest[str, Collection[Recipe]] = Latest(_MOST_PROFILES)  # of each profile, as it was read first
         self._thread = DiskThread("profiles")
@@ -53,6 +63,10 @@ class Profiles:
             Chore("profiles", self._thread, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
                   last=self._save, lost=f"{self._roots[0]}: it does not answer; the last recipes of profiles are lost"),
         ]  # fmt: skip
+
+    def record(self, _: Connection, __: int, message: messages.Record) -> messages.Answer:
+        self.add(message.profile, message.recipes)
+        return messages.Done()
 
     def add(self, name: str, recipes: list[Any]) -> None:
         """Merge a client's recipes. Raises `ProtocolError`, and then nothing is merged."""
@@ -82,8 +96,10 @@ class Profiles:
         """
         reading = self._readings.get(name)
         if reading is None:
-            reading = self._readings[name] = asyncio.ensure_future(self._thread.run(functools.partial(self._read, name)))
-            asyncio.get_running_loop().call_later(_SERVES, self._readings.pop, name, None)
+            reading = self._readings[name] = asyncio.ensure_future(
+                self._thread.run(functools.partial(self._read, name))
+            )
+            asyncio.get_running_loop().call_later(self._serves, self._readings.pop, name, None)
         await asyncio.wait({reading})
         if reading.cancelled() or reading.exception() is not None:
             self._readings.pop(name, None)
@@ -93,12 +109,13 @@ class Profiles:
         """The recipes of the profiles that were written last, the latest first, as far as they can be read; a bounded number."""
         return await self._thread.run(self._latest)
 
-    async def bring(self, name: str, patience: float) -> ProfileState:
-        """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
-        `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
+    async def bring(self, _: Connection, __: int, message: messages.Profile) -> messages.ProfileState:
+        """The state of a profile on this node. Where signatures are required, the part that verifies is copied here: `checked`
+        says that ranks are to read it here, and not in the store. `late`: not within `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
         """
+        name = message.profile
         try:
             profile_name(name)
         except ValueError as error:
@@ -109,8 +126,8 @@ class Profiles:
             if copy is None:
                 copy = self._copies[name] = asyncio.ensure_future(self._thread.run(functools.partial(self._copy, name)))
                 copy.add_done_callback(lambda _: self._copies.pop(name, None))
-            late = not (await asyncio.wait({copy}, timeout=patience))[0]
-        return ProfileState(checked=self._trust.required, late=late)
+            late = not (await asyncio.wait({copy}, timeout=self._patience))[0]
+        return messages.ProfileState(checked=self._trust.required, late=late)
 
     def _copy(self, name: str) -> None:
         recipes = self._read(name)

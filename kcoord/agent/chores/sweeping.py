@@ -1,4 +1,4 @@
-"""Sweeps of staging directories, in the store and on this node: files that dead processes left are removed."""
+"""Removes old files: those that dead processes left in staging directories, of the store and this node, and old time lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kcoord.errors import StoreError
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.private import check_tier
 from kcoord.files.sweep import sweep
+from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices, log
 
 FIRST_IN_STORE = 60.0  # seconds within which the store is swept first; a job's nodes start together
-SECOND = 600.0
-EVERY = 3600.0
+EVERY_IN_STORE, EVERY_HERE = 3600.0, 600.0  # seconds
 _MOST_TIERS = 4096
 
 
@@ -27,43 +27,23 @@ class Sweeper:
     def __init__(self, store: Path | None, local_dir: Path, notices: Notices) -> None:
         self._local_dir = local_dir
         self._tiers: set[str] = set()
-        self._node_was_swept = False
-        self._thread = DiskThread("sweep")
-        sweep_tiers = self._thread.doing(self._sweep_tiers)
-        self.chores = [Chore("sweeping the local tiers", self._thread, sweep_tiers, notices, every=EVERY)]
+        thread = DiskThread("sweep")
+        sweep_tiers = thread.doing(lambda: _logged(self._remove_stale))
+        self.chores = [Chore("sweeping the local tiers", thread, sweep_tiers, notices, every=EVERY_HERE)]
         if store is not None:
             thread, first = DiskThread("sweep-store"), FIRST_IN_STORE * random.random()
-            sweep_store = thread.doing(lambda: _sweep_store(store))
-            self.chores.append(Chore("sweeping the store", thread, sweep_store, notices, first=first, every=EVERY))
+            sweep_store = thread.doing(lambda: _logged(lambda: _remove_stale_in(store)))
+            self.chores.append(
+                Chore("sweeping the store", thread, sweep_store, notices, first=first, every=EVERY_IN_STORE)
+            )
 
     def seen(self, home: str) -> None:
         """There is a local tier around `home`."""
         if len(self._tiers) < _MOST_TIERS:
             self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
 
-    def sparing(self, staging: Path, publish: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """`publish`, during which `staging` is not removed, also if its owner ends."""
-        self._being_published.add(staging.name)
-
-        async def spared() -> T:
-            try:
-                return await publish()
-            finally:
-                self._being_published.discard(staging.name)
-
-        return spared
-
-    def ended(self, pid: int, home: str) -> None:
-        """The connection of process `pid`, which led a compile for `home`, has ended. If the process has too, its files go."""
-        staging = Path(home).parent / ".kcoord" / "staging"
-        self._thread.submit(lambda: self._remove_left(pid, staging), "the files of an ended process stay for an hour")
-
-    def _sweep_tiers(self) -> float | None:
-        _logged(self._remove_stale)
-        first, self._node_was_swept = not self._node_was_swept, True
-        return SECOND if first else None
-
     def _remove_stale(self) -> int:
+        span_files.forget_old(self._local_dir)
         own = [path.parent for path in self._local_dir.glob("*/.kcoord")]
         tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         stagings = [(Path(tier, ".kcoord", "staging"), Path(tier)) for tier in sorted(tiers)]
@@ -75,8 +55,8 @@ class Sweeper:
         return removed
 
 
-def _sweep_store(store: Path) -> None:
-    _logged(lambda: sweep(store / LAYOUT / "staging", store) if is_turn(store / LAYOUT / "swept", EVERY) else 0)
+def _remove_stale_in(store: Path) -> int:
+    return sweep(store / LAYOUT / "staging", store) if is_turn(store / LAYOUT / "swept", EVERY_IN_STORE) else 0
 
 
 def _logged(work: Callable[[], int]) -> None:

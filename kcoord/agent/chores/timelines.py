@@ -12,17 +12,17 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, DiskThread
+from kcoord.agent.connections import Connection
 from kcoord.errors import StoreError
 from kcoord.files.atomic import LAYOUT, replace_file
 from kcoord.files.faults import fault_of, store_error
 from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
 from kcoord.latest import Latest
+from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.figures import Figures
@@ -65,15 +65,16 @@ class Timelines:
         self._events: list[span_files.AgentEvent] = []
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._thread, self._store_thread = DiskThread("timelines"), DiskThread("timelines-store")
-        self._thread.submit(lambda: span_files.forget_old(local_dir), "old time lines stay")
-        self._saving = Chore("time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end)
+        self._saving = Chore(
+            "time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end
+        )
         self._sharing = Chore(  # at once: a node that vanishes then leaves a word of itself
             "time lines in the store", self._store_thread, self._share, notices, every=_SHARE_EVERY, rest=REST,
             wanted=self._has_unshared, last=self._share_end,
         )  # fmt: skip
         self.chores = [self._saving, self._sharing]
 
-    def add(self, who: Identity, message: Deliver) -> list[Span]:
+    def add(self, who: Identity, message: messages.Deliver) -> list[Span]:
         """Keep the spans of a delivery, and return them. Malformed ones are left out, and counted.
 
         Of a pool's worker its compiles are kept: no rank loaded what it loaded, nor waited for it.
@@ -84,11 +85,11 @@ class Timelines:
         self._append(who, spans, message.dropped + refused)
         return spans
 
-    def stats(self, job: str | None) -> dict[str, Any]:
-        """The figures of `job` on this node, by default of the job that delivered last. A job without spans has the name None."""
-        job = next(reversed(self._figures), None) if job is None else job
+    def stats(self, _: Connection, __: int, message: messages.Stats) -> messages.Facts:
+        """The figures of a job on this node, by default of the one that delivered last. A job without spans has the name None."""
+        job = next(reversed(self._figures), None) if message.job is None else message.job
         found = self._figures.get(job) if job is not None else None
-        return {"job": None if found is None else job, "figures": (found or Figures()).read()}
+        return messages.Facts({"job": None if found is None else job, "figures": (found or Figures()).read()})
 
     def latest(self, most: int) -> dict[str, dict[str, float]]:
         """By job, its figures on this node; of the jobs that delivered last."""

@@ -221,7 +221,7 @@ def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod
 def test_a_signing_key_that_is_added_to_the_secret_signs_without_a_new_pod(
     pod: RunningPod, secrets: dict[str, str]
 ) -> None:
-    looks_often = "from kcoord.agent.chores.signing_keys import signing_keys; signing_keys.__defaults__ = (0.1,)"
+    looks_often = "from kcoord.agent.services import signing_keys; signing_keys.__defaults__ = (0.1,)"
     pod.path("/kcoord/site").mkdir()
     pod.path("/kcoord/site/sitecustomize.py").write_text(looks_often)
     pod.path("/kcoord/site").chmod(0o755)

@@ -15,7 +15,9 @@ import pytest
 
 from kcoord.agent import flights as act
 from kcoord.agent.acquisition import Acquisition
+from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights, State
+from kcoord.agent.packs import UsedArtifacts
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
@@ -28,7 +30,7 @@ from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
 
 KEY = "key"
-_NOBODY: dict[str, Any] = {"learn": lambda *_: None, "in_store": lambda *_: None}
+_HEARERS: dict[str, Any] = {"expectations": Expectations(0.0, 0.0), "used": UsedArtifacts(Path("/"))}
 
 
 class Tasks(Acquisition):
@@ -60,7 +62,7 @@ def tasks_of(
                 answered.append(action)
 
     notices = notices or Notices()
-    tiers = Tiers(store, None, notices, **_NOBODY)
+    tiers = Tiers(store, None, notices, **_HEARERS)
     tasks = Tasks(leases, tiers, flights, notices, agent_id="us", ttl=ttl, now=time.monotonic, report=report)
     tasks.tiers = tiers
     return tasks
@@ -474,7 +476,7 @@ def test_where_signatures_are_required_only_homes_that_this_agent_has_filled_are
     """Also without a store. Another agent, with less trust, may have filled the home of a rank."""
 
     async def scenario() -> None:
-        tiers, key = Tiers(None, tmp_path, Notices(), **_NOBODY, required=required), key_of("k")
+        tiers, key = Tiers(None, tmp_path, Notices(), **_HEARERS, required=required), key_of("k")
         theirs, ours = at_home(tmp_path / "theirs" / "k"), tmp_path / "ours" / "k"
         assert await tiers.bring_home(key.digest, theirs, tmp_path / "one" / "k") is not required
         staging = stage(ours)

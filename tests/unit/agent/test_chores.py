@@ -172,7 +172,12 @@ def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_to
         one.pulse(time.monotonic())
         await asyncio.sleep(0)
         other = Chore(
-            "other", DiskThread("other"), work, notices, last=lambda: other.thread.run(lambda: disk.wait(60)), lost="it is lost"
+            "other",
+            DiskThread("other"),
+            work,
+            notices,
+            last=lambda: other.thread.run(lambda: disk.wait(60)),
+            lost="it is lost",
         )
         await Chores([one], [other]).drain(0.2)
         assert released.is_set()
@@ -180,16 +185,3 @@ def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_to
     notices = Notices()
     play(scenario)
     assert notices.since(0)[0] == ["it is lost"]
-
-
-def test_after_the_end_a_lane_takes_work_and_does_none() -> None:
-    """A connection may end while the agent does: its files would be swept."""
-
-    async def scenario() -> None:
-        one, ran = chore(lambda: asyncio.sleep(0, None)), []
-        await Chores([one]).drain(20)
-        one.thread.submit(lambda: ran.append(1), "")
-        await asyncio.sleep(0.05)
-        assert ran == []
-
-    play(scenario)

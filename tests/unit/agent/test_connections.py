@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent.connections import Connection, Connections, Observer
+from kcoord.agent.connections import Connection, Connections
 from kcoord.protocol import frames, messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
@@ -36,7 +36,7 @@ class Clients:
     hello_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        self.there = Connections("agent", Notices(), False, Observer(), hello_timeout=self.hello_timeout)
+        self.there = Connections("agent", Notices(), False, hello_timeout=self.hello_timeout)
 
     def _ask(self, connection: Connection, request: int, message: messages.Request) -> None:
         self.asked.append(request)

@@ -13,15 +13,12 @@ import pytest
 
 from kcoord.agent import packs as packs_module
 from kcoord.agent.chores.packing import PackWriter
-from kcoord.agent.packs import Packs
+from kcoord.agent.packs import Packs, UsedArtifacts
 from kcoord.agent.store_breaker import StoreBreaker
-from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.bounded_threads import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.packs.pack import Pack
@@ -51,19 +48,16 @@ def store(tmp_path: Path) -> Store:
 class World:
     """One agent's packs and their writer, and the leases that it shares with others."""
 
-    def __init__(self, store: Store, quiet: float = 30.0) -> None:
+    def __init__(self, store: Store, quiet: float = 30.0, kept: float = 1800.0) -> None:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
         self.leases.reaches_nodes = True  # as if they were Redis'
         here = store.root.parent
-        self.packs = Packs(StoreBreaker(store, self.notices), self.at, here, self.notices)
+        self.packs = Packs(StoreBreaker(store, self.notices), here, self.notices, kept)
         self.used = UsedArtifacts(here)
         self.writer = PackWriter(
             store, "job", self.packs, self.used, self.leases, "us", 15.0, self.notices, quiet=quiet
         )
         _, self.chore = self.writer.chores
-
-    async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
-        return await in_thread(work)
 
     def use(self, *names: str) -> None:
         for name in names:
@@ -92,9 +86,9 @@ class World:
         return {name for name in NAMES if DIGESTS[name] in digests}
 
 
-def played(store: Store, scene: Callable[[World], Awaitable[None]], quiet: float = 30.0) -> None:
+def played(store: Store, scene: Callable[[World], Awaitable[None]], quiet: float = 30.0, kept: float = 1800.0) -> None:
     async def scenario() -> None:
-        world = World(store, quiet)
+        world = World(store, quiet, kept)
         await scene(world)
         assert not world.leases._held
         world.packs.close()
@@ -311,11 +305,8 @@ def test_a_pack_that_serves_is_touched_once_a_day_and_so_is_one_whose_artifacts_
     played(store, scene)
 
 
-def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pack_gives_its_space_back_when_the_job_has_long_started(store: Store) -> None:
     pack(store, DIGESTS.values())
-    monkeypatch.setattr(packs_module, "_KEPT", 0.05)
 
     async def scene(world: World) -> None:
         pack = await world.read()
@@ -326,7 +317,7 @@ def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
         assert await world.packs.announced(DIGESTS["k1"]) is None
         await world.read()  # for the next job
 
-    played(store, scene)
+    played(store, scene, kept=0.5)
 
 
 def test_a_read_that_is_given_up_or_fails_does_not_keep_the_writer_waiting(
@@ -357,7 +348,6 @@ def test_a_read_that_is_given_up_or_fails_does_not_keep_the_writer_waiting(
 
 def test_a_pack_that_is_read_late_serves_its_whole_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(store, DIGESTS.values())
-    monkeypatch.setattr(packs_module, "_KEPT", 3.0)
     monkeypatch.setattr(packs_module, "was_here", lambda *_: True)
 
     async def scene(world: World) -> None:
@@ -369,7 +359,7 @@ def test_a_pack_that_is_read_late_serves_its_whole_time(store: Store, monkeypatc
         await asyncio.sleep(max(0.0, begun + 3.2 - time.monotonic()))
         assert world.packs.get("job") is pack
 
-    played(store, scene)
+    played(store, scene, kept=3.0)
 
 
 def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent.watch.processes import ProcessWatch
+from kcoord.agent.process_watch import ProcessWatch
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol.peer import peer_of, receive_first, send_first_frame
 from tests.support.agents import SOON, Node
@@ -129,7 +129,7 @@ wire.send(request)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 MUCH_IS_FREE = """
-import kcoord.agent.watch.idle_cores as permits
+import kcoord.agent.permits as permits
 permits.cores = lambda: 64.0
 permits.Permits.look = lambda self: None
 """

@@ -22,13 +22,12 @@ from tests.support.signing import OURS, THEIRS, opened, trust
 
 @pytest.mark.parametrize(("serves", "second"), [(60.0, 1), (0.0, 0)], ids=["at once", "later"])
 def test_who_asks_for_a_profile_soon_after_another_gets_what_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: float, second: int
+    tmp_path: Path, serves: float, second: int
 ) -> None:
-    monkeypatch.setattr(profiles, "_SERVES", serves)
     save_part(tmp_path / "profiles" / "job", [recipe_of("k")])
 
     async def scenario() -> list[int]:
-        under_test = profiles.Profiles(None, tmp_path, Notices())
+        under_test = profiles.Profiles(None, tmp_path, Notices(), serves=serves)
         first = len(await under_test.recorded("job"))
         shutil.rmtree(tmp_path / "profiles")
         await asyncio.sleep(0)  # the loop's due timers run

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.agent.expectations import Expectations
+from kcoord.agent.packs import UsedArtifacts
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import LARGEST_IN_MEMORY, Origin
@@ -74,7 +76,7 @@ def test_a_large_artifact_is_brought_to_another_home_piece_by_piece(tmp_path: Pa
     home, other = tmp_path / "rank0" / "k", tmp_path / "rank1" / "k"
     published(home)
     tiers = Tiers(
-        None, None, Notices(), learn=lambda *_: None, in_store=lambda digest: None
+        None, None, Notices(), expectations=Expectations(0.0, 0.0), used=UsedArtifacts(tmp_path)
     )  # fmt: skip
     with little_memory():
         assert asyncio.run(tiers.bring_home(KEY.digest, home, other))
@@ -130,7 +132,7 @@ def test_bytes_that_compress_well_are_taken_by_other_nodes(tmp_path: Path, store
 def test_a_small_artifact_is_read_once_on_its_way_into_the_store(tmp_path: Path, store: Store) -> None:
     async def scenario() -> str | None:
         tiers = Tiers(
-            store, None, Notices(), learn=lambda *_: None, in_store=lambda digest: None
+            store, None, Notices(), expectations=Expectations(0.0, 0.0), used=UsedArtifacts(tmp_path)
         )  # fmt: skip
         home = tmp_path / "homes" / "k"
         await tiers.publish_locally(stage(home), home, KEY, 1.0, ORIGIN)

@@ -13,10 +13,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from kcoord.agent.chores import local_retention
+from kcoord.agent.chores import retention
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.local_retention import LocalRetention
-from kcoord.agent.chores.store_retention import Holdings, StoreRetention
+from kcoord.agent.chores.retention import Holdings, LocalRetention, StoreRetention
+from kcoord.agent.expectations import Expectations
+from kcoord.agent.packs import UsedArtifacts
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
@@ -503,14 +504,13 @@ def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_p
 # --- by the agent ---
 
 _FIRST_NOW = """
-import kcoord.agent.chores.local_retention as local
-import kcoord.agent.chores.store_retention as store
-local.FIRST = store.FIRST = 0.0
+import kcoord.agent.chores.retention as retention
+retention.FIRST = 0.0
 """
-_SOON = f"{_FIRST_NOW}local.EVERY = store.EVERY = 0.5\n"
+_SOON = f"{_FIRST_NOW}retention.EVERY = 0.5\n"
 _YOUNG = """
 from kcoord.retention import limits
-store.Limits = lambda **bounds: limits.Limits(**bounds, least_age=0.0)
+retention.Limits = lambda **bounds: limits.Limits(**bounds, least_age=0.0)
 """
 
 
@@ -573,7 +573,7 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
     store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
-    monkeypatch.setattr(local_retention, "FIRST", 0.0)
+    monkeypatch.setattr(retention, "FIRST", 0.0)
 
     class Slow(Holdings):
         """Whose reader is held up until the pass has ended."""
@@ -610,7 +610,7 @@ def test_the_users_cache_directory_alone_has_a_bound_that_nobody_set(
     homes = [make_home(ours, name, 9 * DAY) for name in ("a", "b")]
     assert on_node._collect().artifacts == 2, "far below 10 GiB: the store is not asked for its pins"
     on_node = LocalRetention(ours, None, None, Notices())
-    monkeypatch.setattr(local_retention, "LOCAL_BOUND", 1)
+    monkeypatch.setattr(retention, "LOCAL_BOUND", 1)
     assert on_node._collect().artifacts == 0
     assert not any(home.exists() for home in homes)
 
@@ -656,7 +656,8 @@ def test_the_leader_that_finds_an_artifact_touches_it_and_so_does_one_of_many_th
         touched = 0
         for n in range(200):
             older(store.home(digest), 2 * DAY)
-            tiers = Tiers(store, node.directory, Notices(), learn=lambda *_: None, in_store=lambda _: None)
+            used = UsedArtifacts(node.directory)
+            tiers = Tiers(store, node.directory, Notices(), expectations=Expectations(0.0, 0.0), used=used)
             assert asyncio.run(tiers.from_store(digest, node.directory / "objects" / str(n), announced[2]))
             tiers.close()
             touched += time.time() - store.home(digest).stat().st_mtime < DAY

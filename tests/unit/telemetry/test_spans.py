@@ -530,7 +530,7 @@ async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_lo
     timelines = Timelines(None, tmp_path, "agent", Notices())
     wire = [span(1).to_wire(), span(2, kind="load", saved=5.0).to_wire(), span(3, kind="wait").to_wire()]
     assert [each.kind for each in timelines.add(replace(WHO, pool=True), Deliver(wire))] == ["compile"]
-    found = timelines.stats(WHO.job)["figures"]
+    found = timelines.latest(1)[WHO.job]
     assert (found["requests"], found["compiles"], found["ahead"], found["saved_seconds"]) == (0, 1, 1, 0)
     await Chores(timelines.chores).drain(10)
 

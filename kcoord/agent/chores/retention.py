@@ -1,12 +1,14 @@
-"""Retention in the store by its agents: bounds, the trash, old parts of profiles, and a count of what is there.
+"""Keeps the bounds of the store and of this node's local directory.
 
-One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
-the store if there is a bound, or if metrics are served; its agent shows the result until the next passes of others are over.
+In the store a pass also empties the trash and removes old parts of profiles. One agent of all makes a pass at a time, by a lease,
+and there is at most one pass an hour, by a stamp in the store. A pass counts the store if there is a bound, or if metrics are
+served; its agent shows the result until the next passes of others are over.
 """
 
 from __future__ import annotations
 
 import functools
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,12 +18,14 @@ from pathlib import Path
 from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
+from kcoord.default_dir import cache_directory
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files.atomic import LAYOUT
-from kcoord.files.faults import fault_of
+from kcoord.files.faults import fault_of, store_errors
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
-from kcoord.retention.limits import Collected, Limits
+from kcoord.retention.limits import LOCAL_BOUND, LOCAL_SHARE, Collected, Limits
+from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pins import kept_by_pins
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import tidy_parts
@@ -59,44 +63,32 @@ class StoreRetention:
             max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
         )
         self._has_store = store is not None
-        self._holdings: Holdings | None = None  # as the last pass of any agent found them
+        self._holdings: Holdings | None = None  # after this agent's last pass
         self._thread = DiskThread("store-retention", low_priority=True)
         self.chores: list[Chore] = []
         if store is None:
             return
-        make_pass, read = functools.partial(self._pass, store), functools.partial(self._read, store)
-        passes = Chore("retention in the store", self._thread, make_pass, notices, first=FIRST, every=EVERY)
-        self._reading = Chore("the store's holdings", self._thread, read, notices, first=READ_FIRST, every=READ_EVERY)
-        self.chores = [passes, self._reading] if self._metered else [passes]
+        make_pass = functools.partial(self._pass, store)
+        self.chores = [Chore("retention in the store", self._thread, make_pass, notices, first=FIRST, every=EVERY)]
 
     def gauges(self) -> dict[str, float]:
         """The store's holdings and bounds, by the names of the metrics."""
         bounds, found = {"bytes": self._limits.max_size, "files": self._limits.max_files}, self._holdings
         is_latest = found is not None and time.time() - found.at < SHOWN
-        return gauges_of("store", found if is_latest else None, bounds if self._has_store else {})
+        return _gauges_of("store", found if is_latest else None, bounds if self._has_store else {})
 
     async def _pass(self, store: Path) -> None:
         """One pass. After a failure another agent tries, an hour later."""
         try:
-            if not await self._thread.run(lambda: _is_turn(store)):
+            if not await self._thread.run(lambda: is_turn(store / LAYOUT / "collected", EVERY)):
                 return
             async with leased(self._leases, _LEASE, self._token, self._ttl) as makes_pass:
                 if makes_pass:  # else another agent does
                     await self._thread.run(lambda: self._collect(store))
-                    if self._metered:
-                        self._reading.begin()
-        except LeaseUnavailable as error:
+        except (LeaseUnavailable, OSError) as error:
             log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
             self._notices.tell(f"garbage collection of the store failed: {error}", about=fault_of(store, error))
-
-    async def _read(self, store: Path) -> None:
-        try:
-            found = await self._thread.run(lambda: read_holdings(store))
-        except StoreError as error:  # the earlier figures stay, with their time
-            log.info("the holdings of the store are not known: %s", error)
-            return
-        self._holdings = found or self._holdings
 
     def _collect(self, store: Path) -> None:
         """Raises `StoreError`."""
@@ -104,7 +96,7 @@ class StoreRetention:
             found = collect(
                 store, self._limits, pinned=kept_by_pins(store, self._trust).names, trust=self._trust, most=MOST
             )
-            tell_collected("the store", found, self._notices)
+            _tell_collected("the store", found, self._notices)
             self._holdings = Holdings(*found.left, time.time())
             return
         with suppress(OSError):
@@ -114,15 +106,51 @@ class StoreRetention:
             self._holdings = Holdings(*count(store).left, time.time())
 
 
-def _is_turn(store: Path) -> bool:
-    try:
-        return is_turn(store / LAYOUT / "collected", EVERY)
-    except OSError as error:
-        log.info("garbage collection of the store failed: %s", error)
-        return False
+class LocalRetention:
+    """Removes artifacts from `local_dir` while they take more than `max_size` bytes; pinned ones stay.
+
+    None: no bound, but in the user's cache directory 10 GiB, or 5 % of the file system if that is less. Then the store, which
+    knows the pins, is asked only if there is more.
+    Not guaranteed: that the bound is kept at every moment.
+    """
+
+    def __init__(
+        self, local_dir: Path, max_size: int | None, store: Path | None, notices: Notices, trust: Trust = OFF
+    ) -> None:
+        self._local_dir, self._max_size, self._store, self._notices = local_dir, max_size, store, notices
+        self._trust = trust
+        self._bound = max_size
+        self._holdings: Holdings | None = None  # after the last pass
+        self._thread = DiskThread("local-retention", low_priority=True)
+        chore = Chore("the bound of the local directory", self._thread, self._pass, notices, first=FIRST, every=EVERY)
+        self.chores = [chore] if max_size is not None or cache_directory() in (local_dir, local_dir.parent) else []
+
+    def gauges(self) -> dict[str, float]:
+        """The local directory's holdings and bound, by the names of the metrics, after the first pass."""
+        return _gauges_of("local", self._holdings, {"bytes": self._bound})
+
+    async def _pass(self) -> None:
+        try:
+            self._holdings = await self._thread.run(self._collect)
+        except StoreError as error:
+            self._notices.tell(f"KCOORD_LOCAL_MAX_SIZE is not kept: {error}", about="the bound of the local directory")
+
+    def _collect(self) -> Holdings:
+        """Raises `StoreError`."""
+        if self._max_size is None:
+            with store_errors(self._local_dir):
+                total = shutil.disk_usage(self._local_dir).total
+            self._bound = min(LOCAL_BOUND, int(total * LOCAL_SHARE) or LOCAL_BOUND)
+            there = Holdings(*collect_local(self._local_dir, Limits(), dry_run=True).left, time.time())
+            if there.size <= self._bound:
+                return there
+        places = kept_by_pins(self._store, self._trust).places if self._store is not None else set()
+        found = collect_local(self._local_dir, Limits(max_size=self._bound), pinned=places, most=MOST)
+        _tell_collected("the local directory", found, self._notices)
+        return Holdings(*found.left, time.time())
 
 
-def tell_collected(where: str, found: Collected, notices: Notices) -> None:
+def _tell_collected(where: str, found: Collected, notices: Notices) -> None:
     """Log how much a pass removed, and tell of artifacts that it may not remove."""
     if found.refused:
         notices.tell(
@@ -134,7 +162,7 @@ def tell_collected(where: str, found: Collected, notices: Notices) -> None:
         log.info("%s: %d artifacts (%s) that were used longest ago were removed", where, len(found.removed), size)
 
 
-def gauges_of(where: str, holdings: Holdings | None, bounds: Mapping[str, int | None]) -> dict[str, float]:
+def _gauges_of(where: str, holdings: Holdings | None, bounds: Mapping[str, int | None]) -> dict[str, float]:
     """Holdings and bounds as metrics, of the ``store`` or the ``local`` directory."""
     found = {f"kcoord_{where}_max_{unit}": float(bound) for unit, bound in bounds.items() if bound is not None}
     if holdings is not None:

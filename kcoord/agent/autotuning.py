@@ -1,10 +1,13 @@
-"""The agent's part of choices: looked up and offered, never leased. The first writer wins, and nobody waits for another rank.
+"""Autotuning that ranks share: choices, and the measurements on which they rest. Nobody waits for another rank.
 
-A choice that a profile recorded is offered when somebody asks for its key.
+*Choices* are looked up and offered, never leased: the first writer wins. A choice that a profile recorded is offered when
+somebody asks for its key. With a store, the store's rename decides, and *then* the winner is copied into the local tier: the
+store's choice that lies there is never a loser's. Not guaranteed: that two nodes agree while they have no store in common, or it
+does not answer. Then each node decides for itself, and asks the store again at the next look-up.
 
-With a store, the store's rename decides, and *then* the winner is copied into the local tier: the store's choice that lies there
-is never a loser's. Not guaranteed: that two nodes agree while they have no store in common, or it does not answer. Then
-each node decides for itself, and asks the store again at the next look-up.
+*Measurements* are shared out among the ranks that tune one key at once. A rank gets a configuration that no other measures, as
+long as there is one; then one that others are slow to measure. Once all are measured, by whomever, each rank gets them all, and
+they are forgotten: what lasts is the choice.
 """
 
 from __future__ import annotations
@@ -13,21 +16,26 @@ import asyncio
 import os
 import weakref
 from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from kcoord.agent.connections import Connection
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.latest import Latest
 from kcoord.packs.choices import KIND, choice_in
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
-from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
 Found = tuple[Manifest, dict[str, bytes]]
 _MOST_RECORDED = 10_000  # choices of profiles, some kilobytes each
+_MOST_CONFIGURATIONS = 1000
+_LARGEST_TIMING = 1000  # bytes
+_MOST_TUNINGS = 100
 
 
 class Choices:
@@ -49,7 +57,7 @@ class Choices:
         for digest in list(self._recorded)[:-_MOST_RECORDED]:
             del self._recorded[digest]
 
-    def lookup(self, message: messages.Lookup) -> Awaitable[messages.Choice]:
+    def lookup(self, _: Connection, __: int, message: messages.Lookup) -> Awaitable[messages.Choice]:
         """The choice of the key with this digest, if there is one."""
         recipe = self._recorded.get(message.digest)
         if recipe is None:
@@ -58,11 +66,11 @@ class Choices:
         manifest = choices.manifest_of(key, content, recipe.seconds, Origin.here(os.getpid(), None, ""))
         return self._answer(message.digest, (manifest, choices.contents_of(content)))
 
-    def offer(self, who: Identity, message: messages.Offer) -> Awaitable[messages.Choice]:
+    def offer(self, connection: Connection, _: int, message: messages.Offer) -> Awaitable[messages.Choice]:
         """The choice that holds from now on: this one, or an earlier one. Raises `ProtocolError`, at once, if it is too large."""
         if len(message.content) > choices.LARGEST_CHOICE:
             raise ProtocolError(f"a choice of {len(message.content)} bytes is too large")
-        origin = Origin.here(who.pid, who.rank, message.device)
+        origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
         manifest = choices.manifest_of(message.key, message.content, message.seconds, origin)
         return self._answer(message.key.digest, (manifest, choices.contents_of(message.content)))
 
@@ -160,3 +168,47 @@ def _fetched(store: Store, digest: str) -> Found | None:
     except ArtifactInvalid:
         return None
     return None if found is None else found[:2]
+
+
+@dataclass
+class _Tuning:
+    """By the configuration's number: how often it was given out, and what was measured. `processes` want to know it all.
+
+    A process is known by two ids: the peer's as the agent sees it, which is 0 in another container, and its own.
+    """
+
+    given: list[int]
+    timings: list[bytes | None]
+    processes: set[tuple[int, int]] = field(default_factory=set)
+
+
+class SharedMeasurements:
+    """Answers `Measure`. It remembers the latest tunings; ranks of an older one measure for themselves."""
+
+    def __init__(self, most: int = _MOST_TUNINGS) -> None:
+        self._tunings: Latest[str, _Tuning] = Latest(most)  # by `Measure.digest`
+
+    def measure(self, connection: Connection, _: int, message: messages.Measure) -> messages.Measurements:
+        """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for what no autotuner asks."""
+        process = connection.pid, connection.who.pid
+        count, index, timing = message.count, message.index, message.timing
+        if count > _MOST_CONFIGURATIONS:
+            return messages.Measurements()
+        if count < 1 or not 0 <= (index or 0) < count or len(timing or b"") > _LARGEST_TIMING:
+            raise ProtocolError(f"there is no configuration {index} of {count}, or its measurement is too large")
+        tuning = self._tunings.get(message.digest)
+        if tuning is None or len(tuning.given) != count:
+            tuning = _Tuning([0] * count, [None] * count)
+        self._tunings[message.digest] = tuning
+        if index is not None and timing is not None:
+            tuning.timings[index] = timing
+        missing = [number for number, known in enumerate(tuning.timings) if known is None]
+        tuning.processes.add(process)
+        if not missing:
+            tuning.processes.remove(process)
+            if not tuning.processes:
+                del self._tunings[message.digest]
+            return messages.Measurements(timings=tuning.timings)
+        chosen = min(missing, key=lambda number: tuning.given[number])
+        tuning.given[chosen] += 1
+        return messages.Measurements(chosen)
