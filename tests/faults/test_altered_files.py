@@ -87,12 +87,9 @@ def test_a_signed_part_of_a_profile_that_was_altered_is_skipped(root: Path, data
 
 @given(data=st.data())
 @fuzz(80)
-def test_a_choice_that_was_altered_is_none_or_one_of_text_and_numbers(data: Any) -> None:
-    valid = msgpack.unpackb(choice.pack("ab" * 32, "BLOCK: 64", [0.5, [0.25, 0.5]]))
-    content = data.draw(changed(valid))
-    assert isinstance(choice.chosen_in(content), str)
-    timings = choice.timings_in(content, 2)
-    assert timings is None or len(timings) == 2
+def test_a_choice_that_was_altered_is_none_or_one_of_text(data: Any) -> None:
+    valid = msgpack.unpackb(choice.pack("ab" * 32, "BLOCK: 64"))
+    assert isinstance(choice.chosen_in(data.draw(changed(valid))), str)
 
 
 @given(data=st.data())

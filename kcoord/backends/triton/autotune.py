@@ -15,7 +15,7 @@ A rank on whose GPU it does not run tunes, and keeps what it finds.
 
 Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
 choice, as without kcoord. So does a rank that was measuring when its first compile brought kcoord, by Triton's cache manager
-alone. Not shared at all: choices that `kcoord.backends.triton.choice_key` can give no key.
+alone. Not shared at all: choices that `kcoord.backends.triton.choice` can give no key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.triton import choice as triton_choice
-from kcoord.backends.triton import choice_key
+from kcoord.backends.triton import choice
 from kcoord.backends.triton.measuring import Measuring
 from kcoord.backends.triton.recipes import recipes_of, trying
 from kcoord.errors import KeyFactorError
@@ -74,22 +73,19 @@ class _Tuning:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
         content = self.coordinator.choices.get(self.key)
         chosen = self._use(content, None) if content is not None else None
-        if chosen is not None and content is not None:
-            timings = triton_choice.timings_in(content, len(self.configs))
-            # as Triton's own cache on disk leaves them; Triton's listener must find something there
-            self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True)) if timings else {}
+        if chosen is not None:
+            self.autotuner.configs_timings = {}  # Triton's listener must find something there
         return chosen
 
     def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
         """This rank has `chosen`; returns the configuration to launch: the winner's, if it runs here."""
         took = time.perf_counter() - self.begun
-        if timings is not None and not choice_key.is_finite(timings.get(chosen)):
+        if timings is not None and not choice.is_finite(timings.get(chosen)):
             return chosen  # none of them runs here, and the launch is to say so
-        mine = choice_key.config_digest(chosen)
+        mine = choice.config_digest(chosen)
         if mine not in self.digests:
             return chosen
-        measured = None if timings is None else [timings.get(config) for config in self.configs]
-        content = triton_choice.pack(mine, chosen, measured)
+        content = choice.pack(mine, chosen)
         decided = self.coordinator.choices.offer(self.key, content, took, str(self.device))
         runs = timings if self.measuring is None else self.measuring.own
         winner = self._use(decided, runs) if decided is not None and decided != content else None
@@ -104,11 +100,11 @@ class _Tuning:
 
     def bound_with(self, config: Any) -> dict[str, Any]:
         """The arguments of the launch by name, as Triton gives them to hooks."""
-        return {**choice_key.named(self.autotuner, self.args), **self.kwargs, **config.all_kwargs()}
+        return {**choice.named(self.autotuner, self.args), **self.kwargs, **config.all_kwargs()}
 
     def _use(self, content: bytes, timings: Mapping[Any, Any] | None) -> Any | None:
         """The configuration of `content` if it runs here, by its measurement, or else by its compile; None if not."""
-        digest = triton_choice.chosen_in(content)
+        digest = choice.chosen_in(content)
         if digest not in self.digests:
             notices.tell(
                 f"{self.key.name}: the shared choice is none of its configurations; this rank tunes for itself"
@@ -116,7 +112,7 @@ class _Tuning:
             return None
         config = self.configs[self.digests.index(digest)]
         known = None if timings is None else timings.get(config)
-        if not (self.runs(config) if known is None else choice_key.is_finite(known)):
+        if not (self.runs(config) if known is None else choice.is_finite(known)):
             notices.tell(f"{self.key.name}: the shared choice does not run on this GPU; this rank tunes for itself")
             return None
         return config
@@ -175,7 +171,7 @@ def _wants_disk_cache(autotuner: Autotuner) -> bool:
 @fails_open(lambda autotuner: True)
 def _is_alone(autotuner: Autotuner) -> bool:
     """True if a rank that finds a choice in its own disk's cache leaves no other rank waiting that measures."""
-    if ranks_of().world == 1 or not choice_key.waits(autotuner):
+    if ranks_of().world == 1 or not choice.waits(autotuner):
         return True
     notices.tell(f"{autotuner.base_fn.__name__}: Triton's own cache of choices is off: ranks have to tune it in step")
     return False
@@ -264,19 +260,18 @@ def _tuning(
         return None
     name = autotuner.base_fn.__name__
     try:
-        pairs = [(choice_key.config_digest(config), config) for config in configs]
+        pairs = [(choice.config_digest(config), config) for config in configs]
         pairs.sort(key=lambda pair: pair[0])  # by its configurations, in whatever order pruning leaves them
         digests, configs = [digest for digest, _ in pairs], [config for _, config in pairs]
         target = driver.active.get_current_target()
-        call = choice_key.call_factors(autotuner, key, args, kwargs, configs)
-        found = choice_key.choice_key(choice_key.kernel_factors(autotuner, target), call, digests, name)
+        found = choice.choice_key(autotuner, target, key, args, kwargs, digests)
     except KeyFactorError as error:
         notices.tell(f"{name} is tuned by each rank for itself: {error}")
         return None
     device = DeviceKey(GPUTarget(target.backend, target.arch, target.warp_size), driver.active.get_current_device())
     scope = scope_factors(Scope.MODEL, device)
     found = found.with_factors(**scope).with_details(
-        {"configs": [str(config)[: triton_choice.LONGEST_TEXT] for config in configs]}
+        {"configs": [str(config)[: choice.LONGEST_TEXT] for config in configs]}
     )
     return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, device)
 
@@ -300,7 +295,7 @@ def _announce(tuning: _Tuning) -> None:
 
 @fails_open(lambda tuning: None)
 def _share(tuning: _Tuning) -> None:
-    digest = choice_key.measured_as(tuning.key, choice_key.named(tuning.autotuner, tuning.args) | tuning.kwargs)
+    digest = choice.measured_as(tuning.key, choice.named(tuning.autotuner, tuning.args) | tuning.kwargs)
     tuning.measuring = Measuring(tuning.coordinator.choices, digest, tuning.configs, tuning.runs)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.triton import choice, choice_key
+from kcoord.backends.triton import choice
 from kcoord.protocol.messages import Measurements
 from kcoord.rank.choices import Choices
 
@@ -19,7 +19,7 @@ Measure = Callable[[Any], Any]
 
 
 class Measuring:
-    """`configs` are in the order in which all ranks have them; `digest` is of `choice_key.measured_as`, or empty.
+    """`configs` are in the order in which all ranks have them; `digest` is of `choice.measured_as`, or empty.
 
     ``runs(config)`` compiles a configuration, and tells whether it runs on this GPU. `own`: what this rank measured.
     """
@@ -64,6 +64,6 @@ class Measuring:
         if not found or not choice.are_comparable(found.values()):
             return self.own  # others measure otherwise
         best = min(found, key=found.__getitem__)
-        if best not in self.own and choice_key.is_finite(found[best]) and not self._runs(best):
+        if best not in self.own and choice.is_finite(found[best]) and not self._runs(best):
             return self.own  # this GPU is another, whatever its name
         return found

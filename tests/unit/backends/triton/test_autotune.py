@@ -22,7 +22,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.choices import LARGEST_CHOICE, node_decided, store_decided
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME
-from kcoord.errors import KcoordError, KeyFactorError
+from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.choices import KIND
 from kcoord.packs.recipe import TRIED, Recipe
@@ -183,7 +183,7 @@ def test_a_fault_of_kcoords_ends_the_sharing_and_not_the_job() -> None:
 
 def test_calls_of_other_sizes_share_no_measurements() -> None:
     """A choice depends on them a little, and a measurement as much as it can."""
-    from kcoord.backends.triton.choice_key import measured_as
+    from kcoord.backends.triton.choice import measured_as
 
     class Tensor:
         def __init__(self, *shape: int) -> None:
@@ -236,7 +236,6 @@ def test_a_rank_that_comes_later_measures_nothing_and_launches_what_was_chosen(s
     tune(sandbox, 128)
     later = tune(sandbox, 32)
     assert (later["choice"], later["launched"], later["measured"]) == (128, 128, [])
-    assert later["timings"] == 3, "what Triton's own cache leaves on an autotuner is there"
     assert all(h["hit"] and "BLOCK: 128" in h["best"] for h in later["heard"])
 
 
@@ -374,48 +373,22 @@ def test_gpus_of_one_target_and_two_models_choose_for_themselves(sandbox: Sandbo
     assert models == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
 
 
-def _in_step(kernel_call: Any, quantiles: Any) -> Any:
-    import torch.distributed
-
-    kernel_call()
-    torch.distributed.barrier()
-
-
-def _times(kernel_call: Any, quantiles: Any) -> Any:
-    return triton.testing.do_bench(kernel_call, quantiles=quantiles)
-
-
-def _counts(kernel_call: Any, quantiles: Any) -> Any:
-    import torch
-
-    for _ in range(5):
-        kernel_call()
-    torch.cuda.synchronize()
-    return [1.0]
-
-
-def _measures(kernel_call: Any, quantiles: Any) -> Any:
-    return do_bench(kernel_call, quantiles=quantiles)
-
-
-def test_a_benchmark_function_that_may_wait_for_other_ranks_is_not_shared() -> None:
+def test_a_benchmark_function_of_your_own_may_wait_for_other_ranks() -> None:
     """A rank that finds the choice would leave those waiting that measure in step."""
     import functools
 
-    from kcoord.backends.triton.choice_key import _waits_for_nobody
+    from kcoord.backends.triton.choice import waits
 
-    group = object()
-    assert _waits_for_nobody(_times)
-    assert _waits_for_nobody(triton.testing.do_bench)
-    assert _waits_for_nobody(functools.partial(triton.testing.do_bench, warmup=1))
-    assert _waits_for_nobody(_measures)
-    assert not _waits_for_nobody(_counts), "five launches each: the kernel itself may wait for other ranks"
-    assert not _waits_for_nobody(_in_step)
-    assert not _waits_for_nobody(functools.partial(_times, group))
-    assert not _waits_for_nobody(functools.partial(_in_step))
-    assert not _waits_for_nobody(lambda kernel_call, quantiles: group.all_reduce(kernel_call()))  # type: ignore[attr-defined]
-    with pytest.raises(KeyFactorError):
-        _waits_for_nobody(lambda kernel_call, quantiles: do_bench(lambda: group.all_reduce(kernel_call())))  # type: ignore[attr-defined]
+    def own(kernel_call: Any, quantiles: Any) -> Any:
+        return do_bench(kernel_call, quantiles=quantiles)
+
+    def why(bench: Any) -> str:
+        return waits(triton.autotune([], [], do_bench=bench)(triton.jit(kernel)))
+
+    assert not why(do_bench)
+    assert not why(functools.partial(do_bench, warmup=1))
+    assert "may wait for other ranks" in why(own)
+    assert "may wait for other ranks" in why(functools.partial(do_bench, grad_to_none=[own]))
 
 
 # Nodes.
@@ -622,9 +595,7 @@ def test_a_subclass_that_looks_for_choices_itself_is_left_alone(hooked: Any) -> 
 
 def test_a_kernel_whose_ranks_may_wait_for_each_other_is_tuned_by_each_for_itself(tmp_path: Path) -> None:
     """One that finds a choice would leave those waiting that measure."""
-    from triton.backends.compiler import GPUTarget
-
-    from kcoord.backends.triton import choice_key as triton_choice_key
+    from kcoord.backends.triton.choice import waits
 
     source = (
         "import triton, triton.language as tl\n"
@@ -638,10 +609,8 @@ def test_a_kernel_whose_ranks_may_wait_for_each_other_is_tuned_by_each_for_itsel
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    target = GPUTarget("cuda", 90, 32)
-    triton_choice_key.kernel_factors(triton.autotune([], [], do_bench=triton.testing.do_bench)(module.alone), target)
-    with pytest.raises(KeyFactorError, match="communicate with other GPUs"):
-        triton_choice_key.kernel_factors(triton.autotune([], [])(module.together), target)
+    assert not waits(triton.autotune([], [])(module.alone))
+    assert "communicate with other GPUs" in waits(triton.autotune([], [])(module.together))
 
 
 IN_STEP = """
