@@ -24,14 +24,6 @@ def base32(digest: str) -> str:
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
-def hexadecimal(name: str) -> str:
-    """The hash that `base32` made `name` of; empty if it made it of none."""
-    try:
-        return base64.b32decode(name + "=" * (-len(name) % 8)).hex()
-    except ValueError:
-        return ""
-
-
 class _Triton(Compiler):
     def obstacle(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         manager = environ.get("TRITON_CACHE_MANAGER") or MANAGER

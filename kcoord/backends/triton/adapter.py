@@ -12,7 +12,7 @@ import triton
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.triton import GROUP, MODULES, OWN_KEY, base32, launchers, recipes
-from kcoord.backends.triton.request import Kernel, Module
+from kcoord.backends.triton.request import Kernel, Module, purpose
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
@@ -87,7 +87,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         return {f.name: f"{root}/{f.name}" for f in artifact.manifest.files if not f.name.startswith(GROUP)}
 
     def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
-        order = time.monotonic_ns() + (TRIED if recipes.trying.active else 0)
+        order = time.monotonic_ns() + (TRIED if purpose.tries else 0)
         return recipes.recipe_of(request.source, request.triton_target, request.options, seconds, order)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:

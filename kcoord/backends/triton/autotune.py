@@ -39,7 +39,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice
 from kcoord.backends.triton.measuring import Measuring
-from kcoord.backends.triton.recipes import recipes_of, trying
+from kcoord.backends.triton.recipes import recipes_of
+from kcoord.backends.triton.request import purpose
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
@@ -220,12 +221,12 @@ _current = _Current()
 @contextlib.contextmanager
 def _under(tuning: _Tuning | None) -> Iterator[None]:
     """This thread measures for `tuning`; what it compiles is tried, and `_Tuning.settle` records what is used."""
-    before = _current.tuning, trying.active
-    _current.tuning, trying.active = tuning, tuning is not None and tuning.listed
+    before, _current.tuning = _current.tuning, tuning
     try:
-        yield
+        with purpose.being(tries=tuning is not None and tuning.listed):
+            yield
     finally:
-        _current.tuning, trying.active = before
+        _current.tuning = before
 
 
 def _measuring(stock: Any) -> Any:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import triton
 from triton.runtime.cache import FileCacheManager
 
 from kcoord.artifacts.local import Artifact
@@ -25,21 +24,16 @@ from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.backends import abandoned_frames
 from kcoord.backends.backend import Bypassed
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.triton import GROUP, OLDEST, adapter, base32, folding
-from kcoord.backends.triton import launchers as triton_launchers
-from kcoord.backends.triton import own_key as triton_key
-from kcoord.backends.triton import recipes as triton_recipes
-from kcoord.backends.triton.request import Kernel, Module
-from kcoord.backends.wrapping import is_wrapped
+from kcoord.backends.triton import GROUP, adapter, base32, folding, hooks
+from kcoord.backends.triton.request import Kernel, Module, Settled, purpose
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
-from kcoord.rank.staging import watch_temporary_directories
 
 try:
     from triton import knobs
-except ImportError:  # before 3.4, which `supported` leaves alone
+except ImportError:  # before 3.4, which `hooks.supported` leaves alone
     knobs = None
 
 
@@ -64,21 +58,19 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
-        if triton_recipes.listing.active:
-            raise triton_recipes.Listed(*(frame.f_locals.get(name) for name in ("src", "target", "options")))
+        if purpose.lists:
+            raise Settled("listed", frame.f_locals)
         if self._coordinator is None:
             return cast("dict[str, str] | None", FileCacheManager.get_group(self, filename))
         kernel = self._kernel = self._asked_for(filename, frame.f_locals)
-        replaying = triton_recipes.replaying
-        found = adapter.backend.begin(kernel, waits=replaying.waits, loads=not replaying.active)
+        found = adapter.backend.begin(kernel, waits=purpose.waits, loads=not purpose.replays)
         if isinstance(found, Bypassed):
             key = adapter.backend.key(kernel)
             usable = not kernel.problem and not knobs.compilation.always_compile
             artifact = self._coordinator.find(key, kernel.home, adapter.backend.target(kernel)) if usable else None
             found = artifact or self._coordinator.private(key, kernel.home)
-        elif replaying.active and not isinstance(found, Compilation):
-            # it is loaded when it is used
-            raise triton_recipes.Settled("busy" if isinstance(found, Busy) else "loaded")
+        elif purpose.replays and not isinstance(found, Compilation):
+            raise Settled("busy" if isinstance(found, Busy) else "loaded")  # it is loaded when it is used
         if isinstance(found, Artifact):
             return adapter.backend.load(kernel, found)
         assert isinstance(found, Compilation)
@@ -106,36 +98,36 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self.cache_dir = os.path.join(self._cache, key)  # noqa: PTH118 - a str, as the base class has it
         self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
 
-    def _may_read(self) -> bool:
-        """False if kcoord chose the directory and others may write to it: Triton would load what lies there unverified."""
-        return self._coordinator is None or self._coordinator.trusts(self.cache_dir)
-
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write one file; a C module is published at once."""
         compilation = self._compilation
         if compilation is None or self._coordinator is None:
             return self._put_natively(data, filename, binary)
         content = self._stored[filename] = data if isinstance(data, bytes) else str(data).encode()
-        path = compilation.staging / filename
+        path = str(compilation.staging / filename)
         try:
-            path.write_bytes(content)
+            Path(path).write_bytes(content)
         except OSError as error:
             let_through(error)
             compilation.shared = False
-            notices.tell(f"{store_error(error, path.parent)}; the kernel stays with this process")
+            notices.tell(f"{store_error(error, compilation.staging)}; the kernel stays with this process")
             try:
-                path = self._coordinator.private_directory() / filename
-                path.write_bytes(content)
+                path = self._put_privately(self._coordinator, filename)
             except (OSError, StoreError) as refused:
                 let_through(refused)
                 return self._put_natively(data, filename, binary)
         if self._module is None:
-            return str(path)
+            return path
         self._compilation = None
         artifact = adapter.modules.finish(self._module, compilation)
-        if triton_launchers.ahead.active and compilation.shared:
-            raise triton_launchers.Done  # it is loaded when it is used
-        return str(path) if artifact is None else adapter.modules.load(self._module, artifact)
+        if purpose.prepares and compilation.shared:
+            raise Settled("compiled")  # it is loaded when it is used
+        return path if artifact is None else adapter.modules.load(self._module, artifact)
+
+    def _put_privately(self, coordinator: Coordinator, filename: str) -> str:
+        path = coordinator.private_directory() / filename
+        path.write_bytes(self._stored[filename])
+        return str(path)
 
     def _put_natively(self, data: Any, filename: str, binary: bool) -> str:
         """As Triton does. If the directory that kcoord gave Triton takes no file: where it would without kcoord."""
@@ -160,7 +152,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return FileCacheManager.put_group(self, filename, group)
         listing = compilation.staging / f"{GROUP}{filename}"
         try:
-            listing.write_text(_group_file(group))
+            children = {name: f"{HOME_PLACEHOLDER.decode()}/{name}" for name in sorted(group)}
+            listing.write_text(json.dumps({"child_paths": children}))
         except OSError as error:
             let_through(error)
             compilation.shared = False
@@ -175,14 +168,11 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
 
     def _kept(self, path: str) -> str:
         """A staged file that is not published: where it is, or written again if it has vanished."""
-        content = self._stored.get(os.path.basename(path))  # noqa: PTH119 - a str, as the base class has it
-        if content is None or self._coordinator is None or os.path.exists(path):  # noqa: PTH110
+        place, name = os.path.split(path)
+        if self._coordinator is None or name not in self._stored or os.path.exists(path):  # noqa: PTH110 - a str
             return path
-        place = os.path.dirname(path)  # noqa: PTH120
         notices.tell(f"{place} has vanished in mid-compile: does something clean it?", about="vanished kernels")
-        again = self._coordinator.private_directory() / Path(path).name
-        again.write_bytes(content)
-        return str(again)
+        return self._put_privately(self._coordinator, name)
 
     @fails_open(lambda self, filename: None)
     def get_file(self, filename: str) -> str | None:
@@ -194,12 +184,13 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             staged = self._compilation.staging / filename
             return str(staged) if staged.exists() else None
         if self._coordinator is None or not filename.endswith(".so"):
-            return cast("str | None", FileCacheManager.get_file(self, filename)) if self._may_read() else None
-        ahead = triton_launchers.ahead.active
+            if self._coordinator is not None and not self._coordinator.trusts(self.cache_dir):
+                return None  # kcoord chose the directory, and others may write to it: Triton would load what lies there
+            return cast("str | None", FileCacheManager.get_file(self, filename))
         module = Module(filename, self.key, Path(knobs.cache.dir))
-        found = adapter.modules.begin(module, waits=not ahead, loads=not ahead)
-        if ahead and not isinstance(found, Compilation):
-            raise triton_launchers.Done
+        found = adapter.modules.begin(module, waits=not purpose.prepares, loads=not purpose.prepares)
+        if purpose.prepares and not isinstance(found, Compilation):
+            raise Settled("busy" if isinstance(found, Busy) else "loaded")
         if isinstance(found, Artifact):
             return adapter.modules.load(module, found)
         if isinstance(found, Compilation):
@@ -217,46 +208,6 @@ def _coordinator_of(cache: str) -> Coordinator | None:
     return coordinator if Path(cache).is_relative_to(coordinator.settings.local_dir) else None
 
 
-def _group_file(names: Mapping[str, str]) -> str:
-    placeholder = HOME_PLACEHOLDER.decode()
-    return json.dumps({"child_paths": {name: f"{placeholder}/{name}" for name in sorted(names)}})
-
-
-def hook() -> None:
-    """Wrap `compile` wherever Triton keeps it, complete its keys, keep its hash of itself, and share autotuners' choices.
-
-    Idempotent; does nothing on a version that is not supported, or if kcoord is off.
-    """
-    coordinator = coordinator_in_use() if supported() else None
-    if coordinator is None:
-        return
-    import triton.compiler
-    import triton.compiler.compiler
-
-    for namespace in (triton.compiler.compiler, triton.compiler, triton):
-        if not is_wrapped(namespace.compile):
-            namespace.compile = abandoned_frames.wrap(namespace.compile)
-    folding.hook()
-    watch_temporary_directories()
-    triton_key.hook(coordinator.settings.local_dir)
-    triton_key.hook_libraries(coordinator.settings.local_dir)
-    from kcoord.backends.triton import autotune  # not before `supported`: older releases lack what it imports
-
-    autotune.hook()
-
-
-def supported() -> bool:
-    """True if this Triton has the interface that this adapter was written for. A notice names an older one, once."""
-    version = tuple(int("".join(filter(str.isdigit, p)) or 0) for p in triton.__version__.split(".")[:2])
-    if version < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        notices.tell(
-            f"Triton {triton.__version__} is older than {oldest}: kcoord leaves it alone; upgrade Triton to use it"
-        )
-        return False
-    return True
-
-
-if not supported():
+if not hooks.supported():
     TritonCacheManager = FileCacheManager  # type: ignore[misc]
-hook()
+hooks.hook()

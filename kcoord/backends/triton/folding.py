@@ -15,7 +15,7 @@ from triton.compiler.compiler import ASTSource, IRSource
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.triton import base32, hexadecimal
+from kcoord.backends.triton import base32
 from kcoord.backends.triton.inputs import (
     CODE,
     Inputs,
@@ -31,8 +31,8 @@ from kcoord.keys.packages import Owner, module_of, owner_of
 _TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
 """Types of constants that their text identifies, so that nothing about them need be looked up."""
 _KINDS = {kind: (kind.__qualname__, "NoneType") for kind in _TEXTS - {str}}
-_stock_hashes: dict[str, str] = {}
-"""Triton's own hash of a source, by the folded one; both in hex."""
+_stock_names: dict[str, str] = {}
+"""The directory that Triton's own hash of a source names, by the one that the folded hash names."""
 
 
 class Folded(NamedTuple):
@@ -60,7 +60,7 @@ def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
             return found
         folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
         self._kcoord_folded = Folded(folded, inputs)
-        _stock_hashes[folded] = found
+        _stock_names[base32(folded)] = base32(found)
         return folded
 
     hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
@@ -102,8 +102,7 @@ def _type(constant: Any) -> Any:
 
 def stock_name(name: str) -> str:
     """The directory that Triton without kcoord dumps a source to, and looks for overrides in: people fill it by hand."""
-    stock = _stock_hashes.get(hexadecimal(name))
-    return name if stock is None else base32(stock)
+    return _stock_names.get(name, name)
 
 
 def true_text(text: str, source: Any) -> tuple[str, tuple[Inputs, ...]] | None:

@@ -7,6 +7,7 @@ when it is needed, it is there. Nobody waits for a launcher here: if another ran
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Mapping
@@ -16,23 +17,11 @@ from typing import Any
 import triton
 
 from kcoord.backends.fail_open import fails_open
+from kcoord.backends.triton.request import Settled, purpose
 
 _CLASSES = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}
 _DEVICES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd", "/dev/dxg")}
 """There if the machine has such a GPU. Asking Triton or torch calls cuInit, after which no forked child can use the GPU."""
-
-
-class _Ahead(threading.local):
-    """`active` while the current thread builds a launcher that no launch needs yet."""
-
-    active = False
-
-
-ahead = _Ahead()
-
-
-class Done(BaseException):
-    """Ends such a build: the launcher is there now, or another rank is at it. No hook's guard may catch it."""
 
 
 class _Metadata:
@@ -97,10 +86,5 @@ def _is_known(launcher: Any, signature: Mapping[Any, Any]) -> bool:
 
 @fails_open(lambda launcher, source, warp_size: None)
 def _build(launcher: Any, source: Any, warp_size: int) -> None:
-    before, ahead.active = ahead.active, True
-    try:
+    with contextlib.suppress(Settled), purpose.being(prepares=True):
         launcher(source, _Metadata(warp_size))
-    except Done:
-        return
-    finally:
-        ahead.active = before

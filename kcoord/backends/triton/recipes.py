@@ -11,7 +11,6 @@ from its launch, which Triton itself runs here up to the place where it looks in
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -21,7 +20,8 @@ from triton.backends.compiler import GPUTarget as TritonTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
-from kcoord.backends.triton import launchers as triton_launchers
+from kcoord.backends.triton import launchers
+from kcoord.backends.triton.request import Settled, purpose
 from kcoord.backends.triton.script import Unreplayable as Unreplayable
 from kcoord.backends.triton.script import kernel_of_script
 from kcoord.interruption import let_through
@@ -30,33 +30,6 @@ from kcoord.keys.function.lookup import jit_function
 from kcoord.packs.recipe import MOST_AT_ONCE, TRIED, Recipe
 
 _SCALARS = (type(None), bool, int, float, str)
-
-
-class Settled(BaseException):
-    """Ends a replayed compile that has nothing to compile: `how` is ``loaded`` or ``busy``. No hook's guard may catch it."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(how)
-        self.how = how
-
-
-class _Trying(threading.local):
-    """`active` while the current thread compiles what it only tries, to choose."""
-
-    active = False
-
-
-trying = _Trying()
-
-
-class _Replaying(threading.local):
-    """`active` while the current thread replays a recipe; `waits` if it waits for other ranks."""
-
-    active = False
-    waits = True
-
-
-replaying = _Replaying()
 
 
 def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int) -> Recipe | None:
@@ -95,18 +68,15 @@ def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         raise Unreplayable(f"its parameters are others now: {', '.join(sorted(missing))}")
     source = ASTSource(function, call["signature"], constants, attributes)
     there = TritonTarget(target.backend, target.arch, target.warp_size)
-    before = replaying.active, replaying.waits
-    replaying.active, replaying.waits = True, waits
-    try:
-        triton.compile(source, target=there, options=dict(call["options"]))
-    except Settled as settled:
-        if settled.how == "loaded":
-            triton_launchers.build(source, there)
-        return settled.how
-    finally:
-        replaying.active, replaying.waits = before
-    triton_launchers.build(source, there)
-    return "compiled"
+    with purpose.being(replays=True, waits=waits):
+        try:
+            triton.compile(source, target=there, options=dict(call["options"]))
+            how = "compiled"
+        except Settled as settled:
+            how = settled.how
+    if how != "busy":
+        launchers.build(source, there)
+    return how
 
 
 def _place(function: Any) -> tuple[str, str]:
@@ -174,23 +144,6 @@ def _value(plain: Any) -> Any:
     return triton.language.constexpr(_value(inner)) if kind == "constexpr" else _resolve(*inner)
 
 
-class _Listing(threading.local):
-    """`active` while the current thread wants to know a launch's compile, and not its result."""
-
-    active = False
-
-
-listing = _Listing()
-
-
-class Listed(BaseException):
-    """Ends such a launch where its compile would begin. No hook's guard may catch it."""
-
-    def __init__(self, source: Any, target: Any, options: Any) -> None:
-        super().__init__("listed")
-        self.source, self.target, self.options = source, target, options
-
-
 def recipes_of(launches: Sequence[Callable[[], object]]) -> list[Recipe]:
     """The recipes of the compiles that ``launch()`` would begin; none for a kernel that is in memory, or cannot be imported.
 
@@ -198,17 +151,16 @@ def recipes_of(launches: Sequence[Callable[[], object]]) -> list[Recipe]:
     """
     found = []
     for order, launch in enumerate(launches[:MOST_AT_ONCE], TRIED):
-        before, listing.active = listing.active, True
         try:
-            launch()
-        except Listed as listed:
-            recipe = recipe_of(listed.source, listed.target, listed.options, 0.0, order)
+            with purpose.being(lists=True):
+                launch()
+        except Settled as settled:
+            wanted = settled.compile
+            recipe = recipe_of(wanted.get("src"), wanted.get("target"), wanted.get("options"), 0.0, order)
             if recipe is None:
                 return []  # nor the others
             found.append(recipe)
         except Exception as error:  # noqa: BLE001 - the tuner meets it, too, when it measures
             let_through(error)
             return found
-        finally:
-            listing.active = before
     return found

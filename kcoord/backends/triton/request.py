@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,3 +38,39 @@ class Module:
     filename: str
     digest: str
     cache: Path
+
+
+class Purpose(threading.local):
+    """The purpose of the current thread's compiles, if it is not their use.
+
+    `lists`: the request is all that is wanted. `replays`: of a recipe, which `waits` for other ranks. `tries`: of several
+    configurations one will be used. `prepares`: of a launcher that no launch needs yet.
+    """
+
+    lists = replays = tries = prepares = False
+    waits = True
+
+    @contextlib.contextmanager
+    def being(self, **purpose: bool) -> Iterator[None]:
+        before = dict(vars(self))
+        vars(self).update(purpose)
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
+
+
+purpose = Purpose()
+
+
+class Settled(BaseException):
+    """Ends a compile that has no more to do for its purpose. No hook's guard may catch it.
+
+    `how` is ``loaded``, ``busy`` (another rank is at it), ``compiled``, or ``listed``: then `compile` has the local variables of
+    Triton's `compile`.
+    """
+
+    def __init__(self, how: str, compile: Mapping[str, Any] | None = None) -> None:
+        super().__init__(how)
+        self.how, self.compile = how, compile or {}
