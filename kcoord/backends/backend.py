@@ -174,9 +174,8 @@ class Backend(ABC, Generic[R, H]):
     def obtain(self, request: R, native: Callable[[], H]) -> H:
         """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
 
-        It answers if the request is bypassed, has no key, or cannot be loaded, and if kcoord has a fault. An artifact that does
-        not load is compiled for this process alone, and stays. Raises the exceptions of `compile`, and with `raises_errors`
-        those of `Compilation.run`. Not guaranteed: exactly one compile in a job.
+        It answers if the request is bypassed or has no key, if its artifact does not load, and if kcoord has a fault. Raises
+        the exceptions of `compile`, and with `raises_errors` those of `Compilation.run`. Not guaranteed: exactly one compile.
         """
         asked = self._ask(request)
         if isinstance(asked, Bypassed):
@@ -185,23 +184,18 @@ class Backend(ABC, Generic[R, H]):
             handle = asked.coordinator.in_memory(asked.key, asked.device)
             if handle is not ABSENT:
                 return cast(H, handle)
-        begun: object = self._begin(request, asked, True, True)
+        begun = self._begin(request, asked, True, True)
+        handle = ABSENT
         if isinstance(begun, Artifact):
             handle = self._loaded(request, begun)
-            if handle is not ABSENT:
-                return self._kept(asked, handle)
-            private = fails_open(lambda *arguments: None)(asked.coordinator.private)
-            begun = private(begun.key, begun.path, str(asked.device or ""))
-        if not isinstance(begun, Compilation):
-            return native()
-        try:
-            handle = self._compiled(request, begun)
-        except StoreError as error:  # kcoord's: no disk takes a compiler's files
-            let_through(error)
-            if self.raises_errors:
-                raise
-            notices.tell(f"{error}; kcoord stands aside", about=error.remedy)
-            handle = ABSENT
+        elif isinstance(begun, Compilation):
+            try:
+                handle = self._compiled(request, begun)
+            except StoreError as error:  # kcoord's: no disk takes a compiler's files
+                let_through(error)
+                if self.raises_errors:
+                    raise
+                notices.tell(f"{error}; kcoord stands aside", about=error.remedy)
         return native() if handle is ABSENT else self._kept(asked, handle)
 
     @final
@@ -305,13 +299,11 @@ class Backend(ABC, Generic[R, H]):
 
     def _compiled(self, request: R, compilation: Compilation, loads: bool = True) -> Any:
         """The handle; `ABSENT` if there is none and nothing to load it from."""
-        handle: Any = UNLOADED
-
-        def compile(staging: Path) -> None:
-            nonlocal handle
-            handle = self.compile(request, staging)
-
-        artifact = compilation.run(compile, lambda _: self.finish(request, compilation), explicit=self.raises_errors)
+        handle, artifact = compilation.run(
+            lambda staging: self.compile(request, staging),
+            lambda handle: (handle, self.finish(request, compilation)),
+            explicit=self.raises_errors,
+        )
         if handle is not UNLOADED or not loads:
             return handle
         artifact = artifact or fails_open(lambda: None)(compilation.adopted)()

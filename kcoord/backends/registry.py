@@ -139,7 +139,8 @@ def obstacle(compiler: Compiler, settings: Settings, environ: Mapping[str, str])
     found = compiler.obstacle(environ)
     if found is not None:
         return found
-    named, given = compiler.tiers(environ), _given(compiler, settings, environ)
+    named, variables = compiler.tiers(environ), compiler.child_environ(settings, environ)
+    given = {name: Path(value) for name, value in variables.items() if Path(value).is_relative_to(settings.local_dir)}
     for name, tier in {**given, **named}.items():
         try:
             if name in named:
@@ -152,12 +153,6 @@ def obstacle(compiler: Compiler, settings: Settings, environ: Mapping[str, str])
         except OSError as error:
             let_through(error)  # there is no local directory, which is told elsewhere
     return None
-
-
-def _given(compiler: Compiler, settings: Settings, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The directories below the local directory that the compiler is given, by variable."""
-    variables = compiler.child_environ(settings, environ).items()
-    return {name: Path(value) for name, value in variables if Path(value).is_relative_to(settings.local_dir)}
 
 
 def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Compiler]:

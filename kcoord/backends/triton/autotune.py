@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 import time
 import weakref
@@ -41,6 +40,7 @@ from kcoord.backends.triton import choice
 from kcoord.backends.triton.measuring import Measuring
 from kcoord.backends.triton.recipes import recipes_of
 from kcoord.backends.triton.request import purpose
+from kcoord.backends.wrapping import differing
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
@@ -48,8 +48,11 @@ from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 
-_PARAMETERS = ["self", "tuning_key", "configs", "bench_fn"]
-"""Of `Autotuner.check_disk_cache`, from Triton 3.4 on."""
+_KNOWN = {
+    "runtime.autotuner:Autotuner.check_disk_cache": "self tuning_key configs bench_fn",
+    "runtime.autotuner:Autotuner._bench": "self args config meta",
+}
+"""Triton's methods with their parameters, from 3.4 on."""
 
 
 @dataclass
@@ -65,11 +68,29 @@ class _Tuning:
     digests: list[str]
     device: DeviceKey
     begun: float = field(default_factory=time.perf_counter)
-    measuring: Measuring | None = None
-    """None if this rank measures all by itself."""
     listed: bool = False
     """True if the compiles that measuring may begin are known, as recipes."""
 
+    def __post_init__(self) -> None:
+        digest = choice.measured_as(self.key, choice.named(self.autotuner, self.args) | self.kwargs)
+        self.measuring = Measuring(self.coordinator.choices, digest, self.configs, self.runs)
+
+    @fails_open(lambda self: None)
+    def announce(self) -> None:
+        """All configurations are about to be compiled here, one by one: the node's pool may compile them at once."""
+        pool, function = self.coordinator.pool, self.autotuner.fn
+        hooks = [*(config.pre_hook for config in self.configs), *getattr(function, "pre_run_hooks", ())]
+        if any(hooks):  # the user's may wait for other ranks
+            return
+        if pool.takes_announcements or self.coordinator.settings.recorded_as is not None:
+            recipes = recipes_of([functools.partial(self.launch, config) for config in self.configs])
+            listed = _listed.setdefault(self.autotuner, {})
+            for recipe in recipes:
+                listed.setdefault(self.configs[recipe.order - TRIED], {})[recipe.digest] = recipe
+            self.listed = True
+            pool.announce(recipes)
+
+    @fails_open(lambda self: None)
     def find(self) -> Any | None:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
         content = self.coordinator.choices.get(self.key)
@@ -78,6 +99,7 @@ class _Tuning:
             self.autotuner.configs_timings = {}  # Triton's listener must find something there
         return chosen
 
+    @fails_open(lambda self, chosen, timings: chosen)
     def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
         """This rank has `chosen`; returns the configuration to launch: the winner's, if it runs here."""
         took = time.perf_counter() - self.begun
@@ -88,8 +110,7 @@ class _Tuning:
             return chosen
         content = choice.pack(mine, chosen)
         decided = self.coordinator.choices.offer(self.key, content, took, str(self.device))
-        runs = timings if self.measuring is None else self.measuring.own
-        winner = self._use(decided, runs) if decided is not None and decided != content else None
+        winner = self._use(decided, self.measuring.own) if decided is not None and decided != content else None
         winner = chosen if winner is None else winner
         self._record(winner)
         return winner
@@ -144,14 +165,12 @@ def hook() -> None:
     stock = Autotuner.check_disk_cache
     if hasattr(stock, "__kcoord_stock__"):
         return
-    if list(inspect.signature(stock).parameters) != _PARAMETERS:
+    if differing("triton", _KNOWN):
         notices.tell("this Triton's autotuner is one that kcoord does not know: its choices are not shared")
         return
     Autotuner.check_disk_cache = _sharing(stock)
     Autotuner.cache_results = property(_asks, _set_cache_results)
-    measures = getattr(Autotuner, "_bench", None)
-    if measures is not None and list(inspect.signature(measures).parameters) == ["self", "args", "config", "meta"]:
-        Autotuner._bench = _measuring(measures)
+    Autotuner._bench = _measuring(Autotuner._bench)
 
 
 def _asks(autotuner: Autotuner) -> bool:
@@ -183,14 +202,13 @@ def _sharing(stock: Any) -> Any:
     def check_disk_cache(
         self: Autotuner, tuning_key: Any, configs: Sequence[Any], bench_fn: Callable[[], None]
     ) -> bool:
-        tuning = _tuning_of(self, tuning_key, configs, bench_fn)
-        chosen = None if tuning is None else _found(tuning)
+        tuning = _tuning(self, tuning_key, configs, bench_fn)
+        chosen = None if tuning is None else tuning.find()
         if chosen is not None:
             self.cache[tuning_key] = chosen
             return True
         if tuning is not None:
-            _announce(tuning)
-            _share(tuning)
+            tuning.announce()
         before = vars(self).get("configs_timings")
         found = False
         with _under(tuning):
@@ -233,29 +251,24 @@ def _measuring(stock: Any) -> Any:
     @functools.wraps(stock)
     def _bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> Any:
         tuning = _current.tuning
-        measuring = None if tuning is None or tuning.autotuner is not self else tuning.measuring
-        if measuring is None or type(self)._bench is not _bench:  # a subclass's decides about one configuration
-            return stock(self, *args, config=config, **meta)
-        return measuring.timing(config, lambda each: stock(self, *args, config=each, **meta))
+        if tuning is None or tuning.autotuner is not self or type(self)._bench is not _bench:
+            return stock(self, *args, config=config, **meta)  # a subclass's `_bench` decides about one configuration
+        return tuning.measuring.timing(config, lambda each: stock(self, *args, config=each, **meta))
 
     return _bench
 
 
 @fails_open(lambda *arguments: None)
-def _tuning_of(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: Any) -> _Tuning | None:
-    """`bench_fn` is Triton's, made for the launch: it holds the launch's arguments, which no other thread's launch replaces."""
+def _tuning(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: Any) -> _Tuning | None:
+    """None if the choice is not to be shared: there is none to make, nothing is launched, or it has no key.
+
+    `bench_fn` is Triton's, made for the launch: it holds the launch's arguments, which no other thread's launch replaces.
+    """
     code, cells = getattr(bench_fn, "__code__", None), getattr(bench_fn, "__closure__", None)
     if code is None or cells is None or not {"args", "kwargs"} <= set(code.co_freevars):
         return None
     bound = dict(zip(code.co_freevars, cells, strict=True))
-    return _tuning(autotuner, key, configs, bound["args"].cell_contents, bound["kwargs"].cell_contents)
-
-
-@fails_open(lambda *arguments: None)
-def _tuning(
-    autotuner: Autotuner, key: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Tuning | None:
-    """None if the choice is not to be shared: there is none to make, nothing is launched, or it has no key."""
+    args, kwargs = bound["args"].cell_contents, bound["kwargs"].cell_contents
     coordinator = coordinator_in_use()
     if coordinator is None or knobs.runtime.interpret or kwargs.get("warmup") or len(configs) < 2:
         return None
@@ -277,47 +290,14 @@ def _tuning(
     return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, device)
 
 
-@fails_open(lambda tuning: None)
-def _announce(tuning: _Tuning) -> None:
-    """All configurations are about to be compiled here, one by one: the node's pool may compile them at once."""
-    pool = tuning.coordinator.pool
-    quiet = not any(config.pre_hook for config in tuning.configs) and not getattr(
-        tuning.autotuner.fn, "pre_run_hooks", ()
-    )
-    if quiet and (pool.takes_announcements or tuning.coordinator.settings.recorded_as is not None):
-        # a hook of the user's may wait for other ranks
-        recipes = recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs])
-        listed = _listed.setdefault(tuning.autotuner, {})
-        for recipe in recipes:
-            listed.setdefault(tuning.configs[recipe.order - TRIED], {})[recipe.digest] = recipe
-        tuning.listed = True
-        pool.announce(recipes)
-
-
-@fails_open(lambda tuning: None)
-def _share(tuning: _Tuning) -> None:
-    digest = choice.measured_as(tuning.key, choice.named(tuning.autotuner, tuning.args) | tuning.kwargs)
-    tuning.measuring = Measuring(tuning.coordinator.choices, digest, tuning.configs, tuning.runs)
-
-
-@fails_open(lambda tuning: None)
-def _found(tuning: _Tuning) -> Any | None:
-    return tuning.find()
-
-
 def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) -> None:
     """Put the choice that holds where Triton has just put its own."""
     autotuner = tuning.autotuner
     if tuning_key not in autotuner.cache:
         return  # a subclass keeps it elsewhere
     mine = autotuner.cache[tuning_key]
-    winner = _settled(tuning, mine, timings)
+    winner = tuning.settle(mine, timings if isinstance(timings, dict) else None)
     if winner is not mine:
         autotuner.cache[tuning_key] = winner
         if autotuner.user_defined_pre_hook:  # Triton has called it with what this rank chose
             autotuner.pre_hook(tuning.bound_with(winner), reset_only=True)
-
-
-@fails_open(lambda tuning, config, timings: config)
-def _settled(tuning: _Tuning, config: Any, timings: dict[Any, Any] | None) -> Any:
-    return tuning.settle(config, timings if isinstance(timings, dict) else None)

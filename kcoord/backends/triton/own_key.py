@@ -29,9 +29,8 @@ import triton
 from kcoord.backends.fail_open import fails_open
 from kcoord.keys.tools.machine_cache import cached, is_settled
 from kcoord.keys.tools.toolchain import fingerprint
-from kcoord.keys.tools.tree import Listed, listing_of
+from kcoord.keys.tools.tree import listing_of
 
-_PACKAGE = Path(triton.__file__).parent
 _HOMES = ("triton.runtime.cache", "triton.compiler.compiler")  # from 3.5; in 3.4
 _LINKERS = ("triton.backends.nvidia.compiler", "triton.backends.amd.compiler")
 _libraries: dict[str, str] = {}
@@ -101,34 +100,29 @@ def _kept(stock: Callable[[], str], local_dir: Path) -> Callable[[], str]:
     @fails_open(stock)
     @functools.wraps(computes)
     def triton_key() -> str:
-        return _once(computes, local_dir)
+        return once(computes, Path(triton.__file__).parent, local_dir)
 
     triton_key.__kcoord_stock__ = stock  # type: ignore[attr-defined]
     return triton_key
 
 
-def _once(computes: Callable[[], str], local_dir: Path) -> str:
-    now, listing = time.time_ns(), _own_files()
-    stamps = _digest(listing)
+def once(computes: Callable[[], str], package: Path, local_dir: Path) -> str:
+    """``computes()``, or what it returned in another process of this machine for the same files of `package`."""
+    now, files = (
+        time.time_ns(),
+        listing_of(str(package), ("*.py", "*.so")),
+    )  # more than Triton hashes: all of its Python
+    # the version in memory enters Triton's key, too, and so does how this interpreter names a library
+    inputs = triton.__version__, sysconfig.get_config_var("EXT_SUFFIX"), files
+    stamps = hashlib.sha256(repr(inputs).encode()).hexdigest()
 
     def recall(entry: Any) -> str | None:
         return str(entry[1]) if entry[0] == stamps else None
 
     def find(_: Any) -> tuple[str, Any]:
         key = computes()
-        settled = all(stamp is None or is_settled(stamp, now) for _, _, stamp in listing)
+        settled = all(stamp is None or is_settled(stamp, now) for _, _, stamp in files)
         return key, [stamps, key] if settled else None
 
-    where = hashlib.sha256(os.fsencode(_PACKAGE)).hexdigest()[:32]
+    where = hashlib.sha256(os.fsencode(package)).hexdigest()[:32]
     return cached(local_dir, f"triton-{where}", recall, find)
-
-
-def _own_files() -> list[Listed]:
-    """More than Triton hashes: all of its Python, and every library."""
-    return listing_of(str(_PACKAGE), ("*.py", "*.so"))
-
-
-def _digest(listing: list[Listed]) -> str:
-    """The version is in it, since the one in memory enters the key, too; and how this interpreter names a library."""
-    told = (triton.__version__, sysconfig.get_config_var("EXT_SUFFIX"), listing)
-    return hashlib.sha256(repr(told).encode()).hexdigest()

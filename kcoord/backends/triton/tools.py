@@ -10,7 +10,7 @@ from typing import Any
 import triton
 
 from kcoord.keys.environment import Environment, variables
-from kcoord.keys.tools.toolchain import Tool, tools
+from kcoord.keys.tools.toolchain import tools
 
 _PACKAGE = Path(triton.__file__).parent
 _KNOBS = {
@@ -61,11 +61,6 @@ def _paths(sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...
     return found
 
 
-def triton_toolchain(local_dir: Path, backend: str | None = None) -> dict[str, Tool]:
-    """The tools of `triton_tools` that exist, and the tools that they run, as they are now."""
-    return tools(triton_tools(backend), local_dir)
-
-
 def tool_factors(local_dir: Path, backend: str | None = None) -> dict[str, Any]:
-    """Their content, as it enters a key, by label."""
-    return {label: tool.sha256 for label, tool in triton_toolchain(local_dir, backend).items()}
+    """The content of the tools of `triton_tools` that exist, and of those that they run, as it is now, by label."""
+    return {label: tool.sha256 for label, tool in tools(triton_tools(backend), local_dir).items()}

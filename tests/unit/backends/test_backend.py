@@ -131,14 +131,14 @@ def test_a_compiler_that_no_disk_takes_files_of_answers_as_without_kcoord(
     assert "please report it" not in told()
 
 
-def test_an_artifact_that_does_not_load_is_compiled_for_this_rank_and_stays() -> None:
+def test_an_artifact_that_does_not_load_is_left_to_the_compiler_and_stays() -> None:
     class Unloadable(Toy):
         def load(self, request: str, artifact: Artifact) -> str:
             raise OSError("undefined symbol")
 
     Toy().obtain("a", never)
     kcoord.connect()._memory._entries.clear()
-    assert Unloadable().obtain("a", never) == "built a"
+    assert Unloadable().obtain("a", native) == "native"
     assert "does not load: OSError: undefined symbol" in told()
     kcoord.connect()._memory._entries.clear()
     assert Toy().obtain("a", never) == "loaded a"
@@ -170,7 +170,7 @@ def test_an_artifact_that_lacks_a_file_is_neither_published_nor_loaded() -> None
     toy = Toy()
     assert toy.obtain("a", never) == "built a", "what Two made is not there"
     kcoord.connect()._memory._entries.clear()
-    assert Two().obtain("a", never) == "built a"
+    assert Two().obtain("a", native) == "native"
     assert "it has no host" in told()
 
 

@@ -130,7 +130,7 @@ def test_the_functions_for_tvm_ffi_are_each_ranks_own(machine: Sandbox) -> None:
     assert count(machine) == 0, "without them it is the same kernel"
 
 
-def test_an_artifact_that_does_not_load_is_compiled_for_this_process_and_stays(machine: Sandbox) -> None:
+def test_an_artifact_that_does_not_load_is_left_to_the_compiler_and_stays(machine: Sandbox) -> None:
     first = run(machine)
     (manifest,) = manifests(machine)
     found = run(machine, "unloadable")

@@ -73,12 +73,13 @@ class Package:
         files = sorted(p for p in self.root.rglob("*") if p.is_file())
         return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
+    def once(self, local: Path) -> str:
+        return triton_key.once(self.key, self.root, local)
+
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
-    found = Package(tmp_path / "triton")
-    monkeypatch.setattr(triton_key, "_PACKAGE", found.root)
-    return found
+def package(tmp_path: Path) -> Package:
+    return Package(tmp_path / "triton")
 
 
 def test_the_kept_value_is_triton_s_own(stock: Any, local: Path) -> None:
@@ -148,10 +149,10 @@ def test_whatever_goes_wrong_the_stock_function_answers(
 
 @pytest.mark.usefixtures("old_files")
 def test_the_second_process_computes_nothing(package: Package, local: Path) -> None:
-    first = triton_key._once(package.key, local)
+    first = package.once(local)
     assert first == package.key()
     package.calls = 0
-    assert triton_key._once(package.key, local) == first
+    assert package.once(local) == first
     assert package.calls == 0
 
 
@@ -176,10 +177,10 @@ def _same_size_and_time(path: Path) -> None:
 @pytest.mark.usefixtures("old_files")
 @pytest.mark.parametrize("what", _CHANGES)
 def test_a_change_of_triton_on_disk_gives_the_value_of_now(package: Package, local: Path, what: str) -> None:
-    before = triton_key._once(package.key, local)
+    before = package.once(local)
     eventually(lambda: time.time_ns() > (package.root / "_C/libtriton.so").stat().st_ctime_ns + 20_000_000)
     _CHANGES[what](package.root)
-    after = triton_key._once(package.key, local)
+    after = package.once(local)
     assert before != after == package.key()
 
 
@@ -188,15 +189,15 @@ def test_another_version_in_memory_has_another_entry(
     package: Package, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version that was imported enters the key, and the one on disk may be newer."""
-    triton_key._once(package.key, local)
+    package.once(local)
     monkeypatch.setattr(triton, "__version__", "0.0.1")
-    triton_key._once(package.key, local)
+    package.once(local)
     assert package.calls == 2
 
 
 def test_a_young_package_is_not_kept(package: Package, local: Path) -> None:
     for calls in (1, 2):
-        triton_key._once(package.key, local)
+        package.once(local)
         assert package.calls == calls
 
 
@@ -207,8 +208,8 @@ def test_a_package_that_changes_while_it_is_hashed_is_not_kept(package: Package,
         (package.root / "compiler/compiler.py").write_text(f"as of call {package.calls}, longer than before")
         return key
 
-    triton_key._once(slow, local)
-    assert triton_key._once(package.key, local) == package.key()
+    triton_key.once(slow, package.root, local)
+    assert package.once(local) == package.key()
 
 
 def test_stock_s_own_memory_of_an_earlier_state_is_not_kept(local: Path, tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def counted():
     while not (root / "gate").exists():
         time.sleep(0.005)
     return computes()
-print(triton_key._once(counted, root / "local"))
+print(triton_key.once(counted, Path(triton.__file__).parent, root / "local"))
 """
 
 
