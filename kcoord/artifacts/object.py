@@ -1,14 +1,13 @@
 """The object: an artifact as one file, in the store and in packs.
 
 ======================= ==================================================================
-``kcoord-object-1\\n``   16 bytes
+``kcoord-object-2\\n``   16 bytes
 two sizes               of the manifest (4 bytes) and of the payload (8), big-endian
 the manifest            `kcoord.artifacts.manifest`, in its envelope if it is signed
-the payload             a tar of the files in the manifest's order, compressed by zstd
+the payload             the files' bytes in the manifest's order, compressed by zstd
 ======================= ==================================================================
 
-The manifest alone says what the payload holds, so no tar is parsed: a reader makes each header from the manifest and compares.
-Equal manifests and files make equal bytes, with one version of zstd.
+The manifest alone says where each file ends. Equal manifests and files make equal bytes, with one version of zstd.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable
 from kcoord.units import bytes_text
 
-_MAGIC = b"kcoord-object-1\n"
+_MAGIC = b"kcoord-object-2\n"
 _SIZES = struct.Struct(">IQ")
 _HEAD = len(_MAGIC) + _SIZES.size
 LARGEST_OBJECT = _HEAD + LARGEST_MANIFEST + LARGEST_ARTIFACT + (LARGEST_ARTIFACT >> 6)
 """Bytes that no object exceeds."""
-_BLOCK, _RECORD = 512, 10240  # bytes of a tar
 _ZSTD_LEVEL = 3
 _LARGEST_WINDOW = 1 << 23  # bytes of memory that a payload may ask its decompressor for; ours ask for 2 MiB
 _SMALL = 64 << 20  # bytes that an artifact may unpack to in any case
@@ -75,13 +73,8 @@ class StoredObject:
             )
             with plain:
                 for entry in self.manifest.files:
-                    head = _tar_head(entry)
-                    if b"".join(_pieces(plain.read, len(head))) != head:
-                        raise ArtifactInvalid(f"the payload does not hold {entry.name!r} in its place")
                     found[entry.name] = b"".join(_pieces(plain.read, entry.size))
                     check_content(entry, found[entry.name])
-                    _expect_zeros(plain.read, -entry.size % _BLOCK)
-                _expect_zeros(plain.read, _tar_end(self.manifest))
                 if plain.read(1):
                     raise ArtifactInvalid("the payload unpacks to more than its manifest states")
         except zstandard.ZstdError as error:
@@ -100,11 +93,8 @@ def write_object(file: BinaryIO, manifest: Manifest, encoded: bytes, contents: C
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
     with compressor.stream_writer(file, closefd=False) as stream:
         for entry in manifest.files:
-            stream.write(_tar_head(entry))
             for piece in _content(entry, contents):
                 stream.write(piece)
-            stream.write(bytes(-entry.size % _BLOCK))
-        stream.write(bytes(_tar_end(manifest)))
     payload = file.tell() - _HEAD - len(encoded)
     file.seek(0)
     file.write(_head(len(encoded), payload))
@@ -158,8 +148,9 @@ def check_sizes(manifest: Manifest, payload: int) -> None:
     """
     if manifest.size > _SMALL + _MOST_TIMES * payload:
         raise ArtifactInvalid(f"{manifest.key.name}: {payload} bytes would unpack to {manifest.size}")
-    plain = manifest.size + sum(8 * _BLOCK + 4 * len(entry.name) for entry in manifest.files) + 2 * _RECORD
-    if payload > plain + (plain >> 7) + _BLOCK:  # zstd adds 3 bytes to each 128 KiB that it cannot compress
+    if (
+        payload > manifest.size + (manifest.size >> 7) + 512
+    ):  # zstd adds 3 bytes to each 128 KiB that it cannot compress
         raise ArtifactInvalid(
             f"{manifest.key.name}: a payload of {payload} bytes is too large for files of {manifest.size}"
         )
@@ -189,46 +180,3 @@ def _pieces(read: Read, size: int) -> Iterator[bytes]:
             raise ArtifactInvalid("the payload unpacks to less than its manifest states")
         size -= len(piece)
         yield piece
-
-
-def _expect_zeros(read: Read, size: int) -> None:
-    if any(piece.strip(b"\0") for piece in _pieces(read, size)):
-        raise ArtifactInvalid("the payload holds bytes that its manifest does not state")
-
-
-def _tar_head(entry: FileEntry) -> bytes:
-    """The headers of a file: an extended one (POSIX.1-2001, pax), which holds its name and size, and a plain one."""
-    records = b"".join(map(_pax_record, (b"path=" + entry.name.encode(), b"size=%d" % entry.size)))
-    extended = _tar_block(b"././@PaxHeader", len(records), b"x") + records + bytes(-len(records) % _BLOCK)
-    return extended + _tar_block(entry.name.encode()[:100], min(entry.size, 8**11 - 1), b"0")
-
-
-def _pax_record(text: bytes) -> bytes:
-    """``<length> <text>`` and a newline; the length counts its own digits."""
-    length = len(text) + 3
-    while len(record := b"%d %s\n" % (length, text)) != length:
-        length += 1
-    return record
-
-
-def _tar_block(name: bytes, size: int, kind: bytes) -> bytes:
-    fields = (
-        name,
-        b"0000644",
-        b"0000000",
-        b"0000000",
-        b"%011o" % size,
-        b"%011o" % 0,
-        b" " * 8,
-        kind,
-        b"",
-        b"ustar\x0000",
-    )
-    block = struct.pack("100s8s8s8s12s12s8s1s100s8s247x", *fields)
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-def _tar_end(manifest: Manifest) -> int:
-    """Zeros at the end of the tar: two blocks, and up to the end of a record."""
-    used = sum(len(_tar_head(entry)) + entry.size + -entry.size % _BLOCK for entry in manifest.files) + 2 * _BLOCK
-    return 2 * _BLOCK + -used % _RECORD

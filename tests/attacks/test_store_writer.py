@@ -286,7 +286,7 @@ def forged(store: Store, payload: int, *names: str, size: int = 1) -> str:
     home = store.home(key.digest)
     home.parent.mkdir(exist_ok=True)
     with home.open("wb") as file:
-        file.write(b"kcoord-object-1\n" + struct.pack(">IQ", len(encoded), payload) + encoded)
+        file.write(b"kcoord-object-2\n" + struct.pack(">IQ", len(encoded), payload) + encoded)
         file.truncate(file.tell() + payload)
     return home.name
 

@@ -21,7 +21,7 @@ def parts(content: bytes) -> tuple[bytes, bytes]:
 
 
 def put_together(encoded: bytes, payload: bytes) -> bytes:
-    return b"kcoord-object-1\n" + struct.pack(">IQ", len(encoded), len(payload)) + encoded + payload
+    return b"kcoord-object-2\n" + struct.pack(">IQ", len(encoded), len(payload)) + encoded + payload
 
 
 def payload_of(manifest: Manifest, files: dict[str, bytes]) -> bytes:
