@@ -1,15 +1,14 @@
 """The GPU that compiled files are for, read from the files themselves.
 
 A compiler that fixed its target at its first call stores code for one GPU under the key of another. The code reveals it.
-Sources: ELF headers of NVIDIA's cubins and AMD's code objects, the targets that PTX and AMD assembly name, and Triton's
-metadata. A file that cannot be parsed states no target, and is never refused for that.
+Sources: ELF headers of NVIDIA's cubins and AMD's code objects, and the targets that PTX and AMD assembly name. A file that cannot
+be parsed states no target, and is never refused for that.
 
 The layout of ``e_flags`` is LLVM's ``BinaryFormat/ELF.h``, checked against what ptxas 12.8 to 13.4 and lld write.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -19,8 +18,7 @@ from pathlib import Path
 
 from kcoord.keys.device import GPUTarget
 
-_HEAD = 64 << 10  # bytes: assembly names its target in its first lines
-_LARGEST_METADATA = 1 << 20
+HEAD = 64 << 10  # bytes at the beginning of a file: assembly names its target in its first lines
 _ELF_HEADER = struct.Struct("<4sBB x B B 9x H 28x I")  # magic, class, data, OS ABI, ABI version, machine, flags
 _CUDA, _AMDGPU = 190, 224
 _PTX_TARGET = re.compile(rb"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
@@ -55,37 +53,24 @@ class RecordedTargets:
     def __init__(self) -> None:
         self._code: set[str] = set()
         self._assembly: set[str] = set()
-        self._metadata: list[tuple[str, str | None]] = []
 
     def add(self, name: str, content: bytes) -> None:
-        """`content` is the whole file, or at least its first `head_size` bytes."""
-        suffix, head = Path(name).suffix, content[: head_size(name)]
+        """`content` is the whole file, or at least its first `HEAD` bytes."""
+        suffix, head = Path(name).suffix, content[:HEAD]
         if head.startswith(b"\x7fELF"):
             self._code |= _of_elf(head)
         elif suffix == ".ptx":
             self._assembly |= _found("cuda", _PTX_TARGET, head)
         elif suffix in (".amdgcn", ".s"):
             self._assembly |= _found("hip", _AMDGCN_TARGET, head)
-        elif suffix == ".json":
-            self._metadata += _of_metadata(head)
 
     def result(self) -> tuple[str, ...]:
         """Targets as ``cuda:90`` or ``hip:gfx942``, sorted; none if no file names one. Several GPUs are all returned.
 
-        Machine code overrides the assembly that it was made of, and both override metadata. Code that Triton made for another GPU
-        on request (``TRITON_OVERRIDE_ARCH``) belongs to the GPU that was keyed: the metadata state both.
+        Machine code overrides the assembly that it was made of.
         """
         backends = {target.partition(":")[0] for target in self._code}
-        found = self._code | {target for target in self._assembly if target.partition(":")[0] not in backends}
-        for target, made in self._metadata:
-            if made != target and made in found:
-                found = found - {made} | {target}
-        return tuple(sorted(found or {target for target, _ in self._metadata}))
-
-
-def head_size(name: str) -> int:
-    """The number of bytes at the beginning of file `name` that can state a target."""
-    return _LARGEST_METADATA if name.endswith(".json") else _HEAD
+        return tuple(sorted(self._code | {t for t in self._assembly if t.partition(":")[0] not in backends}))
 
 
 def recorded_targets(directory: Path) -> tuple[str, ...]:
@@ -93,7 +78,7 @@ def recorded_targets(directory: Path) -> tuple[str, ...]:
     targets = RecordedTargets()
     for path in _plain_files(directory):
         with path.open("rb") as file:
-            targets.add(path.name, file.read(head_size(path.name)))
+            targets.add(path.name, file.read(HEAD))
     return targets.result()
 
 
@@ -128,14 +113,3 @@ def _of_elf(head: bytes) -> set[str]:
     if machine == _AMDGPU and version >= 1 and flags & 0xFF in _AMD_MACHINES:
         return {f"hip:{_AMD_MACHINES[flags & 0xFF]}"}
     return set()
-
-
-def _of_metadata(text: bytes) -> list[tuple[str, str | None]]:
-    """``(target, architecture that Triton generated code for)`` of Triton's metadata; empty for any other JSON file."""
-    try:
-        document = json.loads(text)
-        target = _spelled(document["target"]["backend"], document["target"]["arch"])
-        made = _spelled(document["target"]["backend"], document.get("arch"))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return []
-    return [(target, made)] if target else []

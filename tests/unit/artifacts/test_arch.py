@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -38,7 +37,7 @@ SM80, SM90 = GPUTarget.parse("cuda:80"), GPUTarget.parse("cuda:90")
 # --- what compilers write ---
 
 _COMPILE = """
-import json, pathlib, sys
+import pathlib, sys
 import kernels
 from triton.backends.compiler import GPUTarget
 root = pathlib.Path(sys.argv[1])
@@ -50,8 +49,6 @@ for text in sys.argv[2:]:
     (root / text).mkdir()
     for name, content in kernel.asm.items():
         (root / text / f"scale.{name}").write_bytes(content if isinstance(content, bytes) else content.encode())
-    (metadata,) = (m for m in root.glob("cache/*/scale.json") if json.loads(m.read_text())["hash"] == kernel.hash)
-    (root / text / "scale.json").write_bytes(metadata.read_bytes())
 """
 _COMPILED = [
     "cuda:80", "cuda:90", "cuda:100", "cuda:120",
@@ -59,10 +56,10 @@ _COMPILED = [
 ]  # fmt: skip
 
 
-def compiled(root: Path, *targets: str, **environment: str) -> Path:
+def compiled(root: Path, *targets: str) -> Path:
     """A directory with a real kernel's files for each of `targets`, compiled in a process of its own."""
     root.mkdir()
-    variables = {**os.environ, "TRITON_CACHE_DIR": str(root / "cache"), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(root / "cache"), "TRITON_DEFAULT_FP_FUSION": "1"}
     variables["PYTHONPATH"] = str(PROGRAMS)
     done = subprocess.run(
         [sys.executable, "-c", _COMPILE, root, *targets], env=variables, capture_output=True, text=True, timeout=120
@@ -89,28 +86,8 @@ def test_each_of_tritons_files_says_what_it_is_for_and_so_does_the_kernel(
         shutil.copy(path, alone)
         said[path.suffix] = recorded_targets(alone)
     code = {".ptx", ".cubin"} if target.startswith("cuda") else {".amdgcn", ".hsaco"}
-    assert {suffix for suffix, targets in said.items() if targets == (target,)} == {*code, ".json"}
+    assert {suffix for suffix, targets in said.items() if targets == (target,)} == code
     assert set(said.values()) == {(target,), ()}
-
-
-@pytest.mark.parametrize(
-    ("target", "override", "made"), [("hip:gfx942", "gfx950", "hip:gfx950"), ("cuda:90", "sm80", "cuda:90")]
-)
-def test_code_for_an_arch_that_the_user_chose_instead_is_for_the_gpu_that_asked(
-    tmp_path: Path, target: str, override: str, made: str
-) -> None:
-    pytest.importorskip("triton")
-    kernel = compiled(tmp_path / "kernels", target, TRITON_OVERRIDE_ARCH=override) / target
-    assert recorded_targets(kernel) == (target,)
-    (kernel / "scale.json").unlink()
-    assert recorded_targets(kernel) == (made,), "for NVIDIA only the earlier stages change"
-
-
-def test_metadata_that_claim_another_gpu_than_their_code_are_not_believed(kernels: Path, tmp_path: Path) -> None:
-    for path in (kernels / "hip:gfx950").iterdir():
-        shutil.copy(path, tmp_path)
-    shutil.copy(kernels / "hip:gfx942" / "scale.json", tmp_path)
-    assert recorded_targets(tmp_path) == ("hip:gfx950",)
 
 
 def test_an_artifact_for_several_gpus_is_for_each_of_its_machine_codes(kernels: Path, tmp_path: Path) -> None:
@@ -153,10 +130,6 @@ def test_headers_of_older_and_newer_tools_are_read(
         ("host.so", elf(62, 0, 0)), ("kernel.ptx", b""),
         ("kernel.ptx", b"// .target sm_80\n.version 8.0\n"), ("kernel.ptx", b"\xff" * 99),
         ("kernel.amdgcn", b'\t.amdgcn_target "amdgcn-amd-amdhsa--gfx9-4-generic"\n'), ("notes.txt", b".target sm_80\n"),
-        ("a.json", b"{"), ("a.json", b"[]"), ("a.json", b'{"target": "cuda"}'), ("a.json", b'{"target": {"backend": "cuda"}}'),
-        ("a.json", b'{"target": {"backend": "cpu", "arch": "x86_64"}}'), ("a.json", b"[" * 100_000), ("a.json", b"\xff\xfe{"),
-        ("a.json", b'{"target": {"backend": ["cuda"], "arch": 90}}'),
-        ("a.json", b'{"target": {"backend": "cuda", "arch": null}}'),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, name: str, content: bytes) -> None:
@@ -170,7 +143,7 @@ def test_an_ordinary_program_says_nothing(tmp_path: Path) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["k.cubin", "k.ptx", "k.amdgcn", "k.json"]), st.binary(max_size=99), st.integers(0, 63))
+@given(st.sampled_from(["k.cubin", "k.ptx", "k.amdgcn"]), st.binary(max_size=99), st.integers(0, 63))
 def test_altered_bytes_say_something_or_nothing_and_raise_nothing(name: str, content: bytes, start: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         base = bytearray(elf(190, 0x9005A04, 8))
@@ -427,13 +400,10 @@ def test_an_artifact_for_another_gpu_that_arrives_during_the_compile_does_not_wi
 
 
 def test_real_code_of_a_frozen_compiler_is_refused(coordinator: Coordinator, kernels: Path) -> None:
-    """Its key says gfx942, Triton's metadata say gfx942, and the code object is for gfx950."""
+    """Its key says gfx942, and the code object is for gfx950."""
 
     def frozen(staging: Path) -> None:
         shutil.copy(kernels / "hip:gfx950" / "scale.hsaco", staging)
-        (staging / "scale.json").write_text(
-            json.dumps({"target": {"backend": "hip", "arch": "gfx942"}, "arch": "gfx942"})
-        )
 
     with pytest.raises(ArtifactInvalid, match="for hip:gfx950, not for hip:gfx942"):
         coordinator.get_or_compile(key(), frozen, scope=TARGET, target=GPUTarget.parse("hip:gfx942"))
