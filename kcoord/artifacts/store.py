@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from kcoord.artifacts.manifest import Contents, Manifest
-from kcoord.artifacts.object import LARGEST_OBJECT, StoredObject, check_sizes, read_manifest, read_object, write_object
+from kcoord.artifacts.object import LARGEST_OBJECT, StoredObject, read_manifest, read_object, write_object
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
@@ -32,7 +32,6 @@ from kcoord.files.link import publish_file
 from kcoord.files.reading import open_plain
 from kcoord.files.rename import refresh_names, set_aside
 
-_LARGEST_PROBE = 1 << 20
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, for a file that is removed while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -56,7 +55,6 @@ class Store:
         self.opened = False  # `open` has returned once
         self.uuid = ""  # from then on
         self._unwritable: StoreError | None = None  # the reason why `open` found a store that can only be read
-        self._refused = 1  # bytes of the last artifact that could not be published
 
     def open(self) -> str:
         """Create the store if it is new and may be, and return its uuid. Safe to run from many nodes at once.
@@ -85,10 +83,10 @@ class Store:
         return StoreError(f"{self.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
 
     def check(self) -> None:
-        """Publish a probe as large (up to a MiB) as the last artifact that was refused. Makes no store. Raises `StoreError`."""
+        """Publish a probe. Makes no store. Raises `StoreError`."""
         if not self.trust.publishes:
             raise self._signs_nothing()
-        self._layout.check(self._refused)
+        self._layout.check()
         self._unwritable = None
 
     def _check_access(self) -> None:
@@ -111,19 +109,17 @@ class Store:
         if why := self.reads_only:
             raise why
         sealed = self.trust.seal(MANIFEST, replace(manifest, made_here=False).encode())
-        return self._publish(
-            manifest.key.digest, sealed, manifest.size, lambda file: write_object(file, manifest, sealed, contents)
-        )
+        return self._publish(manifest.key.digest, sealed, lambda file: write_object(file, manifest, sealed, contents))
 
     def publish_object(self, artifact: StoredObject) -> str:
         """As `publish`, of an object that was read elsewhere, which the caller has verified."""
         if self.trust.required and split(artifact.encoded)[1] is None:
             raise self._signs_nothing()
         digest = artifact.manifest.key.digest
-        return self._publish(digest, artifact.encoded, artifact.size, lambda file: file.writelines(artifact.pieces()))
+        return self._publish(digest, artifact.encoded, lambda file: file.writelines(artifact.pieces()))
 
-    def _publish(self, digest: str, encoded: bytes, size: int, write: Callable[[BinaryIO], object]) -> str:
-        """``write(file)`` writes the object of the manifest `encoded`, of about `size` bytes."""
+    def _publish(self, digest: str, encoded: bytes, write: Callable[[BinaryIO], object]) -> str:
+        """``write(file)`` writes the object of the manifest `encoded`."""
         final, winners = self.home(digest), [manifest_digest(encoded)]
 
         def holds() -> bool:
@@ -141,11 +137,7 @@ class Store:
                 winners.append(manifest_digest(found[0].encoded))
             return found is not None
 
-        try:
-            publish_file(final, self.root, self._layout.staging, write, holds, self._layout.discard)
-        except StoreError:
-            self._refused = max(1, min(size, _LARGEST_PROBE))
-            raise
+        publish_file(final, self.root, self._layout.staging, write, holds)
         return winners[-1]
 
     def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
@@ -198,12 +190,6 @@ class Store:
         if manifest.key.digest != place.name:
             raise ArtifactInvalid("it holds the artifact of another key")
         return replace(manifest, made_here=False)
-
-    def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
-        """The result of `fetch` for an object that was read elsewhere, trusted and verified in the same way; see `trusted`."""
-        found = StoredObject(self.trusted(place, encoded), encoded, payload)
-        check_sizes(found.manifest, len(payload))
-        return found.manifest, found.contents(), manifest_digest(encoded)
 
     def touch(self, digest: str) -> None:
         """Tell retention that the artifact is in use. Raises nothing."""

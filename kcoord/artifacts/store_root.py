@@ -25,7 +25,7 @@ FORMAT = 1
 MARKER = "kcoord-store.msgpack"
 NO_STORE = "there is no store here: make it once with 'kcoord store init', or look at KCOORD_STORE and its mount"
 _LARGEST_MARKER = 64 << 10
-_MOST_LEFT = 1000
+_PROBE = 64 << 10  # bytes: a quota is not seen by a smaller file
 
 
 class StoreRoot:
@@ -36,7 +36,6 @@ class StoreRoot:
         self.objects = path / LAYOUT / "objects"
         self.staging = path / LAYOUT / "staging"
         self.quarantine = path / LAYOUT / "quarantine"
-        self._left: set[Path] = set()  # staged by us, and not removed because of a fault
 
     def create(self) -> str:
         """Make the store if there is none, and return its uuid. Safe to run from many nodes at once. Raises `StoreError`.
@@ -58,7 +57,6 @@ class StoreRoot:
             self.staging,
             lambda file: file.write(_marker()),
             self._is_marked,
-            self.discard,
         )
         return self.uuid()
 
@@ -103,30 +101,21 @@ class StoreRoot:
             return False
         return self.objects.is_dir() and os.access(self.objects, os.R_OK | os.X_OK)
 
-    def check(self, size: int) -> None:
-        """Publish a probe of `size` bytes, and remove it. Raises `StoreError` if that fails.
+    def check(self) -> None:
+        """Publish a probe, and remove it. Raises `StoreError` if that fails.
 
         Unlike `create` it makes no store: where a mount has vanished there is another disk.
         """
         self.uuid()
         landed = self.objects / "probe"  # one name: killed processes leave one file at most
         self._remove(landed)
-        publish_file(
-            landed, self.path, self.staging, lambda file: file.write(os.urandom(size)), lambda: True, self.discard
-        )  # what is there is another node's, which probes at the same moment
+        # what is there is another node's, which probes at the same moment
+        publish_file(landed, self.path, self.staging, lambda file: file.write(os.urandom(_PROBE)), lambda: True)
         self._remove(landed)
-        for left in list(self._left):
-            self._left.discard(left)
-            self.discard(left)
 
     def _remove(self, landed: Path) -> None:
         with store_errors(self.path), beneath.opened(landed.parent, self.path) as place, suppress(FileNotFoundError):
             os.unlink(landed.name, dir_fd=place)
-
-    def discard(self, staged: Path) -> None:
-        """Remove a staged file or directory of ours, now or at the next `check`: no other process may while we live."""
-        if not beneath.remove(staged, self.path) and os.path.lexists(staged) and len(self._left) < _MOST_LEFT:
-            self._left.add(staged)
 
 
 def check_is_store(path: Path, *, or_new: bool = False) -> None:

@@ -44,13 +44,12 @@ def publish_file(
     staging: Path,
     write: Callable[[BinaryIO], object],
     holds: Callable[[], bool],
-    discard: Callable[[Path], object],
 ) -> bool:
     """Publish what ``write(file)`` writes as `final`. True: it is ours; False: another's holds, which ``holds()`` has judged.
 
     ``holds()`` is False if nothing is at the final name, or what was there did not verify, and was moved aside. `staging` lies
-    below `root` (`kcoord.files.beneath`) as `final` does, whose directory is made, and no other. ``discard(staged)`` removes a
-    staged file. Mode 0666 less the umask; durable once this returns. Raises `StoreError`, and what the functions raise.
+    below `root` (`kcoord.files.beneath`) as `final` does, whose directory is made, and no other. Mode 0666 less the umask;
+    durable once this returns. Raises `StoreError`, and what the functions raise.
     """
     failure: OSError | None = None
     for _ in range(_ATTEMPTS):
@@ -79,7 +78,7 @@ def publish_file(
                     beneath.rename(staged, final, root)
                 is_ours = True
         finally:
-            discard(staged)
+            beneath.remove(staged, root)  # a sweep removes what a fault keeps, once this process is gone
         if is_ours:
             with store_errors(final):
                 sync_directory(final.parent)

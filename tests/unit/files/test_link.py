@@ -38,7 +38,6 @@ class Site:
             self.staging,
             write,
             holds or self.is_theirs,
-            lambda path: path.unlink(missing_ok=True),
         )
 
     def is_theirs(self) -> bool:
