@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from kcoord.units import bytes_text, span_text
 
@@ -35,8 +36,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artifact, or the pack of a profile. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` by
-    the file system's clock.
+    """One artifact, the pack of a profile, or a directory of a compiler's own cache. `size` in bytes, in whole blocks; `inodes`
+    with its directory; `made` and `used` by the file system's clock.
 
     `name` is the digest of its key in the store, a path in the local tier, a pack's path below ``v2``.
     """
@@ -46,7 +47,7 @@ class Entry:
     inodes: int
     made: float
     used: float
-    is_pack: bool = False
+    kind: Literal["artifact", "pack", "cache"] = "artifact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,8 @@ def _over_text(size: int, inodes: int) -> str:
 class Collected:
     """The artifacts that a pass found, and those that it removed: `removed` is in the trash now (or would be, in a dry run).
 
-    Packs count in sizes and inodes, and not as artifacts. `refused`: how many it should have removed, and this user may not
-    rename. `tidied` counts other files, by their kind.
+    Packs and compilers' directories count in sizes and inodes, and not as artifacts. `refused`: how many it should have
+    removed, and this user may not rename. `tidied` counts other files, by their kind.
     """
 
     artifacts: int = 0
@@ -120,15 +121,19 @@ class Collected:
     def left(self) -> tuple[int, int, int]:
         """Artifacts, bytes and inodes that are there after the pass."""
         inodes = self.inodes - sum(d.entry.inodes for d in self.removed)
-        return self.artifacts - sum(not d.entry.is_pack for d in self.removed), self.size - self.removed_size, inodes
+        return (
+            self.artifacts - sum(d.entry.kind == "artifact" for d in self.removed),
+            self.size - self.removed_size,
+            inodes,
+        )
 
     def add_found(self, entries: Iterable[Entry], pinned: Collection[str] = ()) -> None:
         """Count `entries`; `pinned` are names."""
         for entry in entries:
-            self.artifacts += not entry.is_pack
+            self.artifacts += entry.kind == "artifact"
             self.size += entry.size
             self.inodes += entry.inodes
-            self.pinned += not entry.is_pack and entry.name in pinned
+            self.pinned += entry.kind == "artifact" and entry.name in pinned
 
     def count(self, kind: str, number: int) -> None:
         if number:

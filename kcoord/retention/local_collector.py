@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
@@ -30,6 +31,7 @@ from kcoord.files.trash import Trash
 from kcoord.retention.limits import BLOCK, Collected, Entry, Limits, blocks, choose
 from kcoord.retention.tidying import Tidying, tidy_tier
 
+_NO_CACHES = ("objects", "packs", "profiles", "toolchain", "traces")
 LEAST_UNUSED = 26 * 3600.0  # seconds: an access time may lag by a day
 
 
@@ -41,11 +43,13 @@ def collect_local(
     tidying: Tidying | None = None,
     dry_run: bool = False,
     most: int | None = None,
+    caches: bool = False,
 ) -> Collected:
     """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look, and write
     nothing.
 
-    Raises `StoreError`, also where the use of artifacts cannot be known. Directories without kcoord's manifest stay.
+    Directories without kcoord's manifest stay. With `caches` those below `local_dir` count and go as artifacts do: compilers keep
+    their own caches there, and make again what is missing. Raises `StoreError`, also where the use of artifacts cannot be known.
     """
     tidying = tidying or Tidying()
     found = Collected()
@@ -54,9 +58,12 @@ def collect_local(
         if not dry_run:
             for tier in existing:
                 tidy_tier(tier, tidying, found)
+        if caches:
+            existing.append(local_dir)
         if not existing or not (limits.any or dry_run):
             return found
         entries = [entry for tier in existing for entry in _entries(tier)]
+        entries += _caches(local_dir) if caches else ()
         keep = {str(local_dir / place) for place in pinned}
         found.add_found(entries, keep)
         if limits.any:
@@ -66,7 +73,9 @@ def collect_local(
         plan = choose(entries, limits, now, keep | used_lately)
         found.over = plan.over
         for doomed in plan.doomed[:most]:
-            if dry_run or _take(Path(doomed.entry.name), doomed.entry.used):
+            home = Path(doomed.entry.name)
+            tier = local_dir if doomed.entry.kind == "cache" else home.parent
+            if dry_run or _take(home, tier, doomed.entry.used):
                 found.removed.append(doomed)
     return found
 
@@ -76,10 +85,34 @@ def _entries(tier: Path) -> Iterator[Entry]:
         for home in homes:
             with suppress(FileNotFoundError, NotADirectoryError):  # no artifact of ours; or it goes in this very moment
                 if home.is_dir(follow_symlinks=False) and not home.name.startswith("."):
-                    made = Path(home.path, MANIFEST_NAME).lstat().st_mtime
-                    files = _below(home.path)
-                    size = sum(blocks(status.st_size) for status in files) + BLOCK
-                    yield Entry(home.path, size, len(files) + 1, made, _used(files))
+                    yield _entry(home.path, Path(home.path, MANIFEST_NAME).lstat().st_mtime)
+
+
+def _caches(local_dir: Path) -> Iterator[Entry]:
+    """The directories with files in the compilers' caches, each with all below it: a compiler reads its files together.
+
+    The tier of jobs that require signatures is below `local_dir`, too, and no cache.
+    """
+    for place, folders, names in os.walk(local_dir):
+        if place == str(local_dir):
+            folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CACHES]
+            folders[:] = [name for name in folders if not os.path.lexists(f"{place}/{name}/objects")]
+            continue
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and not os.path.lexists(f"{place}/{name}/{MANIFEST_NAME}")
+        ]
+        if names and Path(place).parent != local_dir:
+            folders.clear()
+            with suppress(FileNotFoundError):  # it goes in this very moment
+                yield _entry(place, os.lstat(place).st_mtime, "cache")
+
+
+def _entry(home: str, made: float, kind: Literal["artifact", "cache"] = "artifact") -> Entry:
+    files = _below(home)
+    size = sum(blocks(status.st_size) for status in files) + BLOCK
+    return Entry(home, size, len(files) + 1, made, _used(files), kind)
 
 
 def _below(home: str | Path) -> list[os.stat_result]:
@@ -92,8 +125,8 @@ def _used(files: list[os.stat_result]) -> float:
     return max((max(f.st_atime, f.st_mtime) for f in files if stat.S_ISREG(f.st_mode)), default=0.0)
 
 
-def _take(home: Path, used: float) -> bool:
-    trash = Trash(home.parent / ".kcoord" / "trash", home.parent)
+def _take(home: Path, tier: Path, used: float) -> bool:
+    trash = Trash(tier / ".kcoord" / "trash", tier)
     with suppress(FileNotFoundError):
         if _used(_below(home)) != used:
             return False

@@ -90,7 +90,7 @@ def _collect(
     for number, doomed in enumerate(plan.doomed[:most]):
         if _take(objects, doomed.entry, trash):
             found.removed.append(doomed)
-            if doomed.entry.is_pack:
+            if doomed.entry.kind == "pack":
                 with suppress(OSError):  # another pack is there
                     beneath.rmdir(_path(objects, doomed.entry).parent, store)
         elif _is_there(objects, doomed.entry):
@@ -102,7 +102,7 @@ def _collect(
 
 
 def _is_kept(entry: Entry, pinned: Collection[str]) -> bool:
-    return (entry.name.rpartition("/")[0] if entry.is_pack else entry.name) in pinned
+    return (entry.name.rpartition("/")[0] if entry.kind == "pack" else entry.name) in pinned
 
 
 def _take(objects: Path, entry: Entry, trash: Trash) -> bool:
@@ -117,7 +117,7 @@ def _is_there(objects: Path, entry: Entry) -> bool:
 
 
 def _path(objects: Path, entry: Entry) -> Path:
-    if entry.is_pack:
+    if entry.kind == "pack":
         return objects.parent / entry.name
     return objects / entry.name[:2] / entry.name
 
@@ -133,7 +133,7 @@ def entries_of(store: Path, uses: Mapping[str, float]) -> Iterator[Entry]:
         yield Entry(path.name, blocks(status.st_size), 1, status.st_mtime, used)
     for path, status in all_packs(store):
         name, touched = path.relative_to(store / LAYOUT).as_posix(), status.st_mtime
-        yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True)
+        yield Entry(name, blocks(status.st_size), 1, touched, touched, kind="pack")
 
 
 def _rest(number: int) -> None:

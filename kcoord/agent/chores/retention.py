@@ -34,6 +34,7 @@ from kcoord.telemetry.events import Notices, log
 from kcoord.units import bytes_text
 
 FIRST = 600.0  # seconds; a job that has just begun has better things to do
+LOCAL_FIRST = 60.0  # seconds; where all jobs are short none would look
 EVERY = 3600.0
 SHOWN = 2 * EVERY  # the result of a pass
 MOST = 2000  # artifacts of one pass
@@ -110,7 +111,7 @@ class LocalRetention:
     """Removes artifacts from `local_dir` while they take more than `max_size` bytes; pinned ones stay.
 
     None: no bound, but in the user's cache directory 10 GiB, or 5 % of the file system if that is less. Then the store, which
-    knows the pins, is asked only if there is more.
+    knows the pins, is asked only if there is more. In the user's cache directory compilers' own caches count, and go, too.
     Not guaranteed: that the bound is kept at every moment.
     """
 
@@ -122,8 +123,10 @@ class LocalRetention:
         self._bound = max_size
         self._holdings: Holdings | None = None  # after the last pass
         self._thread = DiskThread("local-retention", low_priority=True)
-        chore = Chore("the bound of the local directory", self._thread, self._pass, notices, first=FIRST, every=EVERY)
-        self.chores = [chore] if max_size is not None or cache_directory() in (local_dir, local_dir.parent) else []
+        self._caches = cache_directory() in (local_dir, local_dir.parent)
+        about = "the bound of the local directory"
+        chore = Chore(about, self._thread, self._pass, notices, first=LOCAL_FIRST, every=EVERY)
+        self.chores = [chore] if max_size is not None or self._caches else []
 
     def gauges(self) -> dict[str, float]:
         """The local directory's holdings and bound, by the names of the metrics, after the first pass."""
@@ -131,9 +134,15 @@ class LocalRetention:
 
     async def _pass(self) -> None:
         try:
-            self._holdings = await self._thread.run(self._collect)
+            if await self._thread.run(self._is_turn):
+                self._holdings = await self._thread.run(self._collect)
         except StoreError as error:
             self._notices.tell(f"KCOORD_LOCAL_MAX_SIZE is not kept: {error}", about="the bound of the local directory")
+
+    def _is_turn(self) -> bool:
+        with suppress(OSError):  # a full disk is looked at, too
+            return is_turn(self._local_dir / "collected", EVERY)
+        return True
 
     def _collect(self) -> Holdings:
         """Raises `StoreError`."""
@@ -141,11 +150,13 @@ class LocalRetention:
             with store_errors(self._local_dir):
                 total = shutil.disk_usage(self._local_dir).total
             self._bound = min(LOCAL_BOUND, int(total * LOCAL_SHARE) or LOCAL_BOUND)
-            there = Holdings(*collect_local(self._local_dir, Limits(), dry_run=True).left, time.time())
+            looked = collect_local(self._local_dir, Limits(), dry_run=True, caches=self._caches)
+            there = Holdings(*looked.left, time.time())
             if there.size <= self._bound:
                 return there
         places = kept_by_pins(self._store, self._trust).places if self._store is not None else set()
-        found = collect_local(self._local_dir, Limits(max_size=self._bound), pinned=places, most=MOST)
+        limits = Limits(max_size=self._bound)
+        found = collect_local(self._local_dir, limits, pinned=places, most=MOST, caches=self._caches)
         _tell_collected("the local directory", found, self._notices)
         return Holdings(*found.left, time.time())
 

@@ -94,7 +94,7 @@ def test_where_signatures_are_required_a_pack_that_nobody_signed_keeps_nothing(s
 def test_a_quota_takes_the_pack_first_if_it_is_the_oldest(store: Store) -> None:
     every = run(store, dry_run=True)
     found = run(store, max_size=every.size - 1)
-    assert [d.entry.is_pack for d in found.removed] == [True]
+    assert [d.entry.kind for d in found.removed] == ["pack"]
     assert run(store, max_files=ARTIFACTS - 1).left[0] == ARTIFACTS - 1
 
 

@@ -493,6 +493,28 @@ def test_on_a_node_pinned_places_and_what_is_not_ours_stay(local_dir: Path) -> N
     assert foreign.exists()
 
 
+def test_in_the_users_cache_directory_compilers_own_caches_count_and_go_a_directory_at_a_time(local_dir: Path) -> None:
+    """Torch's own files have no manifest. Elsewhere a directory without one may be anybody's."""
+    home = make_home(local_dir, "k", 2 * DAY)
+    graph, code = local_dir / "inductor" / "fxgraph" / "vo" / "fabc", local_dir / "inductor" / "lh"
+    required = local_dir / "required-1" / "traces" / "job"
+    for directory in (graph, code, required, local_dir / "traces" / "job", local_dir / "required-1" / "objects"):
+        directory.mkdir(parents=True)
+        (directory / "file").write_bytes(bytes(5000))
+        older(directory / "file", 9 * DAY)
+    (code / "file").read_bytes()  # by a job, a moment ago
+    assert names(collect_local(local_dir, Limits(max_size=0, least_age=0), dry_run=True)) == [str(home)]
+    found = collect_local(local_dir, Limits(max_size=0, least_age=0), caches=True)
+    assert (names(found), found.artifacts) == ([str(graph), str(home)], 1)
+    assert (graph.exists(), code.exists(), required.exists(), (local_dir / "traces" / "job").exists()) == (
+        False,
+        True,
+        True,
+        True,
+    )
+    assert collect_local(local_dir, Limits(), tidying=AT_ONCE, caches=True).tidied == {"deleted for good": 1}
+
+
 def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m,noatime", "kcoord-test") as disk:
         home = make_home(disk, "k", 9 * DAY)
@@ -505,7 +527,7 @@ def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_p
 
 _FIRST_NOW = """
 import kcoord.agent.chores.retention as retention
-retention.FIRST = 0.0
+retention.FIRST = retention.LOCAL_FIRST = 0.0
 """
 _SOON = f"{_FIRST_NOW}retention.EVERY = 0.5\n"
 _YOUNG = """
@@ -573,7 +595,7 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
     store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
-    monkeypatch.setattr(retention, "FIRST", 0.0)
+    monkeypatch.setattr(retention, "LOCAL_FIRST", 0.0)
 
     class Slow(Holdings):
         """Whose reader is held up until the pass has ended."""
