@@ -274,7 +274,7 @@ class Connections:
         """A client's first frame. Raises `ProtocolError`."""
         who = Identity.from_hello(frame)
         if self._settings is not None:
-            who.expected.check(self._settings)
+            who.check_trust(self._settings)
         connection = Connection(self.new_id(), transport, who, peer.pid)
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}

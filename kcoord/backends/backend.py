@@ -275,7 +275,7 @@ class Backend(ABC, Generic[R, H]):
         wanted = self.adjust(
             request, Request(asked.key, home, device, target=target, aside=self.aside, recipe=recipe, loads=loads)
         )
-        found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
+        found = coordinator.request(wanted, wait=waits)
         # what is on this node was recorded when it was compiled, unless somebody gave the profile a name of its own
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
             self._record(request, wanted.home, found.manifest.compile_seconds)
@@ -302,7 +302,7 @@ class Backend(ABC, Generic[R, H]):
         handle, artifact = compilation.run(
             lambda staging: self.compile(request, staging),
             lambda handle: (handle, self.finish(request, compilation)),
-            explicit=self.raises_errors,
+            raises_errors=self.raises_errors,
         )
         if handle is not UNLOADED or not loads:
             return handle

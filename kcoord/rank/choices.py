@@ -12,7 +12,8 @@ from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.choices import choice_recipe
 from kcoord.packs.recipe import Recipe
-from kcoord.protocol.messages import Measurements
+from kcoord.protocol.fields import carried
+from kcoord.protocol.messages import Choice, Lookup, Measure, Measurements, Offer, Request
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -53,7 +54,7 @@ class Choices:
                     self._notices.tell(f"{error}; it is ignored")
                     return None
                 return self._recorded(key, content, artifact.manifest.compile_seconds)
-        return self._recorded(key, self._client.lookup(key), 0.0)
+        return self._recorded(key, self._choice(Lookup(key.digest)), 0.0)
 
     def offer(self, key: CacheKey, content: bytes, seconds: float, device: str = "") -> bytes | None:
         """Offer `content` as the choice for `key`; returns the one that holds from now on, here and wherever the store is read.
@@ -68,7 +69,7 @@ class Choices:
             self._notices.tell(f"{key.name}: a choice of {len(content)} bytes is too large to be shared")
             return None
         try:
-            return self._recorded(key, self._client.offer(key, content, seconds, device), seconds)
+            return self._recorded(key, self._choice(Offer(carried(key), content, seconds, device)), seconds)
         except ProtocolError as error:
             self._notices.tell(f"{key.name} is not shared: {error}")
             return None
@@ -81,7 +82,13 @@ class Choices:
         `timing` is what this process has just measured of number `index`. None: nobody shares measurements. Waits for no rank.
         Others' timings are untrusted.
         """
-        return self._client.next_measurement(digest, count, index, timing) if self._usable() else None
+        if not self._usable():
+            return None
+        return self._client.ask(Measure(digest, count, index, timing), Measurements)
+
+    def _choice(self, request: Request) -> bytes | None:
+        answer = self._client.ask(request, Choice)
+        return None if answer is None else answer.content
 
     def _recorded(self, key: CacheKey, content: bytes | None, seconds: float) -> bytes | None:
         """`content`, which is in the job's profile from now on."""

@@ -6,8 +6,7 @@ leader is gone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ _LONGEST_SHOWN = 200  # characters of a kernel's name
 # seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
 _LONGEST_ANSWER = 60.0
 _ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
+_FAULTS = (AgentUnavailable, OSError, ProtocolError)
 
 
 @dataclass
@@ -61,7 +61,7 @@ Answer = Ready | Lead | Failed | Alone | Busy
 class AgentClient:
     """One process's access to the agent. Not guaranteed: that there is one; then every claim is `Alone`, soon.
 
-    `quietly`: that there is no agent is no notice. `start` is false: none is started.
+    `quietly`: the lack of an agent is not told. `start` is false: none is started.
     """
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
@@ -89,29 +89,18 @@ class AgentClient:
             frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, passing))
         except ProtocolError as error:
             return Alone(str(error))
-        deadline = time.monotonic() + self._settings.longest_wait + self._settings.agent_timeout
-        for attempt in _ATTEMPTS:
-            try:
-                connection = self._links.borrow(fresh=attempt > 1)
-                try:
-                    answer = messages.parse_answer(self._links.exchange(connection, frame, deadline, while_waiting))
-                    if isinstance(answer, messages.Lead):
-                        return Lead(answer, connection)
-                    if not isinstance(answer, (Ready, Failed, Alone, Busy)):
-                        raise ProtocolError(f"the agent answered {answer.op!r}")
-                except BaseException as error:
-                    connection.close()  # also if interrupted: whoever keeps the exception would keep the claim, and get the lead
-                    if isinstance(error, (OSError, ProtocolError)):
-                        self._links.close()  # connections to a dead agent come in numbers
-                    raise
-                self._links.give_back(connection)
-                return answer
-            except (AgentUnavailable, OSError, ProtocolError) as error:
-                let_through(error)
-                if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
-                    self._links.declare_dead(error)
-                    return Alone(f"no agent: {error}")
-        raise AssertionError("unreachable")
+        patience = self._settings.longest_wait + self._settings.agent_timeout
+        try:
+            answer, connection = self._answered(frame, patience, while_waiting=while_waiting)
+        except _FAULTS as error:
+            let_through(error)
+            return Alone(f"no agent: {error}")
+        if isinstance(answer, messages.Lead):
+            return Lead(answer, connection)
+        self._links.give_back(connection)
+        if isinstance(answer, (Ready, Failed, Alone, Busy)):
+            return answer
+        return Alone(f"no agent: it answered {answer.op!r}")
 
     def publish(
         self, lead: Lead | None, key: CacheKey, staging: Path, home: Path, compile_seconds: float, device: str
@@ -122,8 +111,9 @@ class AgentClient:
         """
         token = lead.token if lead else ""
         try:
-            request = messages.Publish(fields.carried(key), token, staging, home, compile_seconds, device)
-            return self._finish(lead, request, messages.Done) is not None
+            return self._finish(
+                lead, messages.Publish(fields.carried(key), token, staging, home, compile_seconds, device)
+            )
         except ProtocolError as error:
             self._notices.tell(f"{key.name[:_LONGEST_SHOWN]} is not shared: {error}")
             if lead is not None:
@@ -132,108 +122,93 @@ class AgentClient:
 
     def fail(self, lead: Lead, key: CacheKey, log: str) -> None:
         """The compile failed: everyone who waits learns it at once."""
-        self._finish(lead, messages.Fail(key.digest, lead.token, fields.shortened_log(log)), messages.Done)
+        self._finish(lead, messages.Fail(key.digest, lead.token, fields.shortened_log(log)))
 
     def give_up(self, lead: Lead, key: CacheKey, why: str = "") -> None:
         """This rank does not compile after all; the next one leads.
 
         `why` it has compiled, and cannot share its files: who waits on this node compiles at once, for so may fare the next one.
         """
-        self._finish(lead, messages.GiveUp(key.digest, lead.token, why), messages.Done)
-
-    def deliver(self, spans: Sequence[list[Any]], dropped: int = 0) -> bool:
-        """Add to the job's figures and time line. False: no answer came; an agent is not started for them."""
-        return self.ask(messages.Deliver(list(spans), dropped), messages.Done, quietly=True, start=False) is not None
-
-    def lookup(self, key: CacheKey) -> bytes | None:
-        """The choice that was made for `key`, from this node or the store. Waits for no other rank. None: none, or no agent."""
-        return self._choice(messages.Lookup(key.digest))
-
-    def offer(self, key: CacheKey, content: bytes, seconds: float, device: str) -> bytes | None:
-        """The choice that holds for `key` from now on: `content`, or another rank's earlier offer. None: nobody keeps it.
-
-        Raises `ProtocolError` if it fits no frame.
-        """
-        return self._choice(messages.Offer(fields.carried(key), content, seconds, device))
-
-    def next_measurement(
-        self, digest: str, count: int, index: int | None, timing: bytes | None
-    ) -> messages.Measurements | None:
-        """Of `count` configurations, the one to measure next, after `index` took `timing`. None: no agent."""
-        return self.ask(messages.Measure(digest, count, index, timing), messages.Measurements)
-
-    def record(self, profile: str, recipes: list[dict[str, Any]]) -> bool:
-        """Add to a profile. False: they were not delivered; an agent is not started for them. Raises `ProtocolError`."""
-        return self.ask(messages.Record(profile, recipes), messages.Done, quietly=True, start=False) is not None
+        self._finish(lead, messages.GiveUp(key.digest, lead.token, why))
 
     def status(self, *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
         """The agent's status, as ``kcoord status --json`` prints it. None: no agent."""
         answer = self.ask(messages.Status(), messages.Facts, quietly=quietly, start=start)
         return None if answer is None else answer.facts
 
-    def stats(self, job: str | None = None, *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
+    def stats(self, job: str | None = None, *, quietly: bool = False) -> dict[str, Any] | None:
         """The ``figures`` of ``job`` on this node, by default of the latest one. None: no agent."""
-        answer = self.ask(messages.Stats(job), messages.Facts, quietly=quietly, start=start)
+        answer = self.ask(messages.Stats(job), messages.Facts, quietly=quietly)
         return None if answer is None else answer.facts
 
-    def stop(self, *, quietly: bool = False, start: bool = True) -> bool:
+    def stop(self, *, quietly: bool = False) -> bool:
         """Tell the agent to end. False: no agent."""
-        return self.ask(messages.Stop(), messages.Done, quietly=quietly, start=start) is not None
+        return self.ask(messages.Stop(), messages.Done, quietly=quietly) is not None
 
     def ask(
         self, request: messages.Request, expected: type[A], *, quietly: bool = False, start: bool = True
     ) -> A | None:
-        """The answer to `request`, within the agent's timeout; None if there is no agent, or it answers something else.
+        """The answer to `request`, which waits for no other rank; None if there is no agent, or it answers something else.
 
         Raises `ProtocolError` if the request is too large for a frame.
         """
-        return self._finish(None, request, expected, quietly=quietly, start=start)
+        answer = self._asked(_frame_of(request), quietly=quietly, start=start)
+        return answer if isinstance(answer, expected) else None
 
     def close(self) -> None:
         """Close idle connections; the next request opens another."""
         self._links.close()
 
-    def _choice(self, request: messages.Request) -> bytes | None:
-        answer = self.ask(request, messages.Choice)
-        return answer.content if answer is not None else None
-
-    def _finish(
-        self,
-        lead: Lead | None,
-        request: messages.Request,
-        expected: type[A],
-        *,
-        quietly: bool = False,
-        start: bool = True,
-    ) -> A | None:
-        """As `ask`, on the lead's connection; if that is broken (a new agent), or there is none, on another one."""
+    def _finish(self, lead: Lead | None, request: messages.Request) -> bool:
+        """True if the agent is `Done`: on the lead's connection or, if that is broken (a new agent), on another one."""
         frame = _frame_of(request)
-        if lead is not None:
+        if lead is not None and not lead.ended:
             lead.ended = True
             try:
-                return self._round_trip(lead.connection, frame, expected)
+                answer = self._links.exchange(lead.connection, frame, _LONGEST_ANSWER)
             except TimeoutError as error:  # the agent hangs: another connection would be waited for as long again
                 let_through(error)
-                self._links.declare_dead(error, quietly=quietly)
-                return None
+                self._links.declare_dead(error)
+                return False
             except (OSError, ProtocolError) as error:
                 let_through(error)
                 self._links.close()  # the agent has gone; its successor takes finished work from anyone
+            else:
+                self._links.give_back(lead.connection)
+                return isinstance(answer, messages.Done)
+        return isinstance(self._asked(frame), messages.Done)
+
+    def _asked(self, frame: bytes, *, quietly: bool = False, start: bool = True) -> messages.Answer | None:
+        try:
+            answer, connection = self._answered(frame, _LONGEST_ANSWER, quietly=quietly, start=start)
+        except _FAULTS as error:
+            let_through(error)
+            return None
+        self._links.give_back(connection)
+        return answer
+
+    def _answered(
+        self,
+        frame: bytes,
+        patience: float,
+        *,
+        quietly: bool = False,
+        start: bool = True,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> tuple[messages.Answer, OwnSocket]:
+        """The answer to `frame`, and its connection, which is the caller's. Raises one of `_FAULTS`."""
         for attempt in _ATTEMPTS:
             try:
-                return self._round_trip(self._links.borrow(fresh=attempt > 1, start=start), frame, expected)
-            except (AgentUnavailable, OSError, ProtocolError) as error:
+                connection = self._links.borrow(fresh=attempt > 1, start=start)
+                return self._links.exchange(connection, frame, patience, while_waiting), connection
+            except _FAULTS as error:
                 let_through(error)
-                self._links.close()
+                self._links.close()  # connections to a dead agent come in numbers
                 if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     if start:  # else it may be that none was needed yet
                         self._links.declare_dead(error, quietly=quietly)
-                    return None
+                    raise
         raise AssertionError("unreachable")
-
-    def _round_trip(self, connection: OwnSocket, frame: bytes, expected: type[A]) -> A | None:
-        answer = messages.parse_answer(self._links.round_trip(connection, frame, _LONGEST_ANSWER))
-        return answer if isinstance(answer, expected) else None
 
 
 def _frame_of(request: messages.Request) -> bytes:

@@ -5,6 +5,7 @@ No fault of the agent or of a disk comes through here: files that cannot be publ
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -77,8 +78,7 @@ class Compilation:
     `run` does all of that for a compile that is one function. `failed` is set if another rank's compile of the key failed a
     moment ago, as somebody says: compile anyway. `target` is the GPU that was asked for, if it is known. If it is not `shared`,
     end it with `keep`. `outcome`, once it has ended, `note`, the reason why nobody coordinates it, and `aside` are for its span
-    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks. `lost`:
-    `publish` failed, for somebody had removed the staged files.
+    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks.
     """
 
     context: CompilationContext
@@ -95,38 +95,34 @@ class Compilation:
     started: float = field(default_factory=time.perf_counter)
     ended: bool = False
     outcome: str = "ok"
-    lost: bool = False
     process: int = field(default_factory=os.getpid)
 
-    def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, explicit: bool = False) -> U:
+    def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, raises_errors: bool = False) -> U:
         """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused or lost its files.
 
-        Re-raises an exception of either, after the other ranks were told of it; with `explicit`, as the cause of `CompileFailed`
-        if another rank had failed, too. An interruption (a signal handler's exception, KeyboardInterrupt) is no failure of the
-        kernel: the next rank compiles.
+        Re-raises an exception of either, after the other ranks were told of it; with `raises_errors`, as the cause of
+        `CompileFailed` if another rank had failed, too. An interruption (a signal handler's exception, KeyboardInterrupt) is no
+        failure of the kernel: the next rank compiles.
         """
         _running.digests.add(self.key.digest)
         try:
-            return finish(self._staged(compile))
+            with directory_held(self.staging) as is_lost:
+                try:
+                    made = compile(self.staging)
+                    if not is_lost():
+                        return finish(made)
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self.staging))
+                except Exception as error:  # a lost directory is worded as its compiler likes
+                    if interruption_in(error) is not None or not self._moves(error, is_lost()):
+                        raise
+            return finish(compile(self.staging))
         except BaseException as error:
             self.raised(error)
-            if explicit and self.failed is not None and self.outcome == "failed":
+            if raises_errors and self.failed is not None and self.outcome == "failed":
                 raise CompileFailed(self.key.name, self.failed.log, self.failed.where) from error
             raise
         finally:
             _running.digests.discard(self.key.digest)
-
-    def _staged(self, compile: Callable[[Path], T]) -> T:
-        with directory_held(self.staging) as is_lost:
-            try:
-                made = compile(self.staging)
-            except Exception as error:  # a lost directory is worded as its compiler likes
-                if interruption_in(error) is not None or not self._moves(error, is_lost()):
-                    raise
-            else:
-                if not is_lost() or not self._moves(None, True):
-                    return made
-        return compile(self.staging)
 
     def raised(self, error: BaseException) -> None:
         """The compiler raised `error`: fail with its traceback, or give up if it is an interruption."""
@@ -135,7 +131,7 @@ class Compilation:
         else:
             self.give_up()
 
-    def _moves(self, error: Exception | None, lost: bool) -> bool:
+    def _moves(self, error: Exception, lost: bool) -> bool:
         """True if `staging` is `lost`, or its disk caused `error`: then it is another directory, without the staged files."""
         if self.process != os.getpid() or self.ended:
             return False
@@ -163,12 +159,13 @@ class Compilation:
         try:
             return self._withhold(took, astray) if astray else self._settle(took)
         except BaseException:
-            self.lost = not os.path.lexists(self.staging)
-            if self.lead is not None and not self.lead.ended:  # interrupted before the agent was asked to publish
-                self.context.client.give_up(self.lead, self.key)
+            self.ended = os.path.lexists(self.staging)  # else somebody has removed the files, and `run` compiles again
             raise
         finally:
-            self.context.ended(self, took)
+            if self.lead is not None and not self.lead.ended:  # interrupted before the agent was asked to publish
+                self.context.client.give_up(self.lead, self.key)
+            if self.ended:
+                self.context.ended(self, took)
 
     def keep(self, why: str = "") -> None:
         """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction
@@ -118,111 +118,100 @@ class Coordinator:
         home = self._within_trust(key, home)
         return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
 
-    def request(self, asked: Request) -> Artifact | Compilation:
-        """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
-        return self._found_or_claimed(asked, wait=True)
+    def request(self, asked: Request, *, wait: bool = True) -> Artifact | Compilation | Busy:
+        """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds.
 
-    def attempt(self, asked: Request) -> Artifact | Compilation | Busy:
-        """As `request`, or `BUSY`, which is counted nowhere, if another rank, of any node, compiles the key now: ask later.
-
-        Waits for an artifact of the store all the same. Not guaranteed: that the other rank publishes; it may fail or give up.
+        Without `wait`: `BUSY`, which is counted nowhere, if another rank, of any node, compiles the key now: ask later. It waits
+        for an artifact of the store all the same. Not guaranteed: that the other rank publishes; it may fail or give up.
         """
-        return self._found_or_claimed(asked, wait=False)
-
-    @overload
-    def _found_or_claimed(self, asked: Request, wait: Literal[True]) -> Artifact | Compilation: ...
-
-    @overload
-    def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy: ...
-
-    def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy:
-        key, home, telemetry = asked.key, asked.home, self._telemetry
         begun = time.perf_counter()
-        artifact = self.find(key, home, asked.target)
-        if artifact is None and (home := self._published_at(key, asked.home)) != asked.home:
-            asked = asked._replace(home=home)
-            artifact = self.find(key, home, asked.target)
+        asked, artifact = self._local(asked)
         if artifact is not None:
-            if asked.loads:
-                telemetry.loaded(artifact, "", asked.aside, begun)
-            return artifact
+            return self._loaded(asked, artifact, "", begun)
         if asked.explain is not None:
-            key = key.with_details(asked.explain())
-        if not self.trusts(home) or is_running(key.digest):
-            return self._compilation(key, home, asked.device, asked.aside, asked.target)
-        vanished: list[Path] = []
-        recipe = asked.recipe()
-        for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
-            begun = time.perf_counter()
-            self.pool.missed(asked.target)
-            answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home)
-            )
-            if answer is BUSY and not wait:
-                return BUSY
-            took = time.perf_counter() - begun
-            if not isinstance(answer, agent.Ready):
-                break
-            telemetry.waited("ok" if answer.source == "wait" else "fetch", key, asked.aside, begun, took)
-            begun = time.perf_counter()
-            artifact = self.find(key, home, asked.target, vanished.append)
-            if artifact is not None:
-                if asked.loads:
-                    telemetry.loaded(artifact, answer.source, asked.aside, begun)
-                return artifact
-            if len(vanished) < attempt:
-                break  # it is torn, or for another GPU: the next answer would be the same
-        if len(vanished) == 2:
-            self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
+            asked = asked._replace(key=asked.key.with_details(asked.explain()))
+        if not self.trusts(asked.home) or is_running(asked.key.digest):
+            return self._compilation(asked)
+        begun = time.perf_counter()
+        answer = self._claimed(asked, wait)
+        if answer is BUSY and not wait:
+            return BUSY
         try:
-            return self._begun(asked, key, answer, begun, took)
+            return self._after(answer, asked, begun)
         except BaseException:
             # interrupted, or no disk takes files: the exception would hold the lead for as long as it is kept
             if isinstance(answer, agent.Lead):
-                self._client.give_up(answer, key)
+                self._client.give_up(answer, asked.key)
             raise
 
-    def _begun(self, asked: Request, key: CacheKey, answer: agent.Answer, begun: float, took: float) -> Compilation:
-        """The compile that this rank is left with: `answer` is to a claim made at `begun` and answered `took` seconds later."""
-        telemetry, lead, failed, note = self._telemetry, None, None, ""
-        if isinstance(answer, agent.Ready):
-            note = "the published artifact was gone, or for another GPU"
-        elif isinstance(answer, agent.Lead):
-            lead, note = answer, "the first rank was slow" if answer.hedges else ""
-            telemetry.waited("lead", key, asked.aside, begun, took)
-        elif isinstance(answer, agent.Failed):
-            failed, note = answer, f"it had failed on {answer.where}"
-            telemetry.waited("failed", key, asked.aside, begun, took, note)
-        elif isinstance(answer, agent.Alone):
-            note = answer.why
-            telemetry.waited("alone", key, asked.aside, begun, took, note)
-        return self._compilation(key, asked.home, asked.device, asked.aside, asked.target, lead, failed, note)
+    def _local(self, asked: Request) -> tuple[Request, Artifact | None]:
+        """The request, at the home where it can be published, and the artifact that this node has."""
+        artifact = self.find(asked.key, asked.home, asked.target)
+        if artifact is None and (home := self._published_at(asked.key, asked.home)) != asked.home:
+            asked = asked._replace(home=home)
+            artifact = self.find(asked.key, home, asked.target)
+        return asked, artifact
 
-    def _compilation(self, key: CacheKey, home: Path, *rest: Any) -> Compilation:
-        return Compilation(self._context, key, home, self._staging.new(home), *rest)
+    def _claimed(self, asked: Request, wait: bool) -> agent.Answer:
+        recipe = asked.recipe()
+        self.pool.missed(asked.target)
+        return self._client.claim(
+            asked.key, asked.home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting,
+            passing=self.throws_away(asked.home),
+        )  # fmt: skip
+
+    def _after(self, answer: agent.Answer, asked: Request, begun: float) -> Artifact | Compilation:
+        """The artifact, or the compile that this rank is left with, after the `answer` to a claim that it made at `begun`."""
+        took, waited = time.perf_counter() - begun, self._telemetry.waited
+        if isinstance(answer, agent.Ready):
+            waited("ok" if answer.source == "wait" else "fetch", asked.key, asked.aside, begun, took)
+            begun = time.perf_counter()
+            artifact = self.find(asked.key, asked.home, asked.target)
+            if artifact is not None:
+                return self._loaded(asked, artifact, answer.source, begun)
+            return self._compilation(asked, note="the published artifact was gone, or for another GPU")
+        if isinstance(answer, agent.Lead):
+            waited("lead", asked.key, asked.aside, begun, took)
+            return self._compilation(asked, answer, note="the first rank was slow" if answer.hedges else "")
+        if isinstance(answer, agent.Failed):
+            note = f"it had failed on {answer.where}"
+            waited("failed", asked.key, asked.aside, begun, took, note)
+            return self._compilation(asked, failed=answer, note=note)
+        note = answer.why if isinstance(answer, agent.Alone) else ""
+        waited("alone", asked.key, asked.aside, begun, took, note)
+        return self._compilation(asked, note=note)
+
+    def _loaded(self, asked: Request, artifact: Artifact, source: str, begun: float) -> Artifact:
+        if asked.loads:
+            self._telemetry.loaded(artifact, source, asked.aside, begun)
+        return artifact
+
+    def _compilation(
+        self, asked: Request, lead: agent.Lead | None = None, failed: agent.Failed | None = None, note: str = ""
+    ) -> Compilation:
+        key, home, staging = asked.key, asked.home, self._staging.new(asked.home)
+        return Compilation(
+            self._context, key, home, staging, asked.device, asked.aside, asked.target, lead, failed, note
+        )
 
     def find(
         self,
         key: CacheKey,
         home: Path,
         target: GPUTarget | None = None,
-        missing: Callable[[Path], object] = lambda home: None,
         published: bool = False,
     ) -> Artifact | None:
         """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
 
-        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`). `published`: the agent
-        has hashed its files this moment, so only its manifest is read.
+        Nothing is read where others may write (`trusts`). `published`: the agent has hashed its files this moment, so only its
+        manifest is read.
         """
         home = self._within_trust(key, home)
         if not self.trusts(home):
             return None
         try:
             artifact = local.published(home, key.digest) if published else self._verified.open(home, key)
-            if artifact is None:
-                missing(home)
-            astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
-            if astray:
+            if artifact is not None and (astray := contradiction(artifact.manifest.targets, target)):
                 raise ArtifactInvalid(f"{home} holds code {astray}")
             return artifact
         except ArtifactUnreadable as error:  # other processes may be able to read it
@@ -245,7 +234,7 @@ class Coordinator:
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
         """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
-        compilation = self._compilation(key, self._published_at(key, home), device, False)
+        compilation = self._compilation(Request(key, self._published_at(key, home), device))
         compilation.shared = False
         return compilation
 
@@ -293,28 +282,14 @@ class Coordinator:
     ) -> Artifact | Busy:
         """The artifact of a `key` that holds its `device`, unloaded. Without `wait`: `BUSY` if another rank compiles it."""
         asked = Request(key, self.home(key.digest), str(device), device.target)
-        found = self.request(asked) if wait else self.attempt(asked)
+        found = self.request(asked, wait=wait)
         if not isinstance(found, Compilation):
             return found
-        try:
-            return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
-        except ArtifactInvalid as error:
-            if not found.lost:
-                raise
-            self.notices.tell(
-                f"{error}; its files have vanished, and it is compiled again: does something clean this disk?"
-            )
-        again = self.private(key, asked.home, asked.device)
-        again.run(compile, lambda _: again.keep(), explicit=True)
-        return again.adopted()
+        return found.run(compile, lambda _: found.publish(strict=True), raises_errors=True)
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""
         return self._client.status(quietly=True, start=False) if self.usable else None
-
-    def stats(self, job: str) -> dict[str, Any] | None:
-        """The figures of `job` on this node; None if no agent runs: none is started for it."""
-        return self._client.stats(job, quietly=True, start=False) if self.usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.

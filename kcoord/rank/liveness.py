@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from kcoord.errors import ProtocolError
 from kcoord.protocol import endpoint, frames
-from kcoord.protocol.identity import Expected, Identity
+from kcoord.protocol.identity import Identity
 from kcoord.settings import Settings
 
 _LOOK_EVERY = 0.1  # seconds
@@ -17,7 +18,7 @@ def why_silent(settings: Settings, timeout: float) -> str:
     try:
         with endpoint.connect(settings.socket_path, timeout) as connection:
             connection.settimeout(timeout)
-            who = Identity.here("probe", expected=Expected.of(settings))
+            who = Identity.here(replace(settings, job="probe"))
             frames.send_frame(connection, frames.encode_frame(who.hello()))
             reply = frames.receive_frame(connection)
     except (OSError, ProtocolError) as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from kcoord.errors import StoreError
 from kcoord.packs.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe, add
 from kcoord.packs.recipe_files import roots, save_part
+from kcoord.protocol.messages import Done, Record
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -42,7 +43,8 @@ class RecipeQueue:
             return True  # another thread delivers; the next delivery has the rest
         try:
             for batch in _batches(self._snapshot()):
-                if not self._client.record(name, [recipe.to_wire() for recipe in batch]):
+                request = Record(name, [recipe.to_wire() for recipe in batch])
+                if self._client.ask(request, Done, quietly=True, start=False) is None:
                     return False
                 self._delivered(batch)
         finally:

@@ -1,8 +1,8 @@
 """Spans and recipes of one process, delivered to the agent in batches.
 
-There is a delivery after each compile, since a compile worker may be killed without a warning; after each of the first requests,
-since a child may end by ``os._exit``, which Python does not tell us of; within a second after a later load; and at the end of the
-process. A later handle from memory delivers nothing by itself, and no delivery starts an agent.
+There is a delivery after each compile, since a compile worker may be killed without a warning; within a second after a load; and
+at the end of the process. A handle from memory delivers nothing by itself, and no delivery starts an agent. A child that ends by
+``os._exit`` is not counted for its last second.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kcoord.files.daemon import Deferred
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol.identity import Identity
+from kcoord.protocol.messages import Deliver, Done
 from kcoord.rank.client import AgentClient
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.recipe_queue import RecipeQueue
@@ -32,9 +33,7 @@ from kcoord.telemetry.span_files import write_own
 from kcoord.telemetry.spans import KEY_DIGITS, MOST_AT_ONCE, SHORTEST_WAIT, Process, Span
 
 _EVERY = 1.0  # seconds between two deliveries of a rank that only loads
-_FIRST = 16  # requests of a process that are delivered at once
 _MOST_KEPT = 4096  # spans
-_MANY = 1024
 _MOST_INSIDE = 1000  # compiles of a thread that may be parts of one that still goes on
 
 
@@ -57,12 +56,12 @@ class Spans:
     def add(
         self, kind: str, outcome: str, key: CacheKey, started: float, seconds: float,
         saved: float = 0.0, aside: bool = False, note: str = "", source: str = "", inside: float = 0.0,
-    ) -> bool:  # fmt: skip
-        """Record a span that began at `started` by `time.perf_counter`. True: many have gathered, deliver them."""
+    ) -> None:  # fmt: skip
+        """Record a span that began at `started` by `time.perf_counter`."""
         begin, digest = self._epoch + started, key.digest[:KEY_DIGITS]
         span = Span(kind, outcome, key.backend, key.name, digest, begin, seconds, saved, aside, note, source, inside)
         with self._lock:
-            return self._keep(span)
+            self._keep(span)
 
     def hit(self, backend: str) -> None:
         """Count a handle that was found in memory."""
@@ -105,13 +104,12 @@ class Spans:
             backend, count = self._hits.popitem()
             self._keep(Span("memory", "ok", backend, "", "", now, 0.0, count=count))
 
-    def _keep(self, span: Span) -> bool:
+    def _keep(self, span: Span) -> None:
         self._figures.add(span)
-        if len(self._kept) >= _MOST_KEPT:
+        if len(self._kept) < _MOST_KEPT:
+            self._kept.append(span)
+        else:
             self._dropped += 1
-            return self._dropped % _MANY == 0
-        self._kept.append(span)
-        return len(self._kept) % _MANY == 0
 
 
 class _Thread(threading.local):
@@ -137,26 +135,17 @@ class RankTelemetry:
         self.spans, self._thread = Spans(), _Thread()
         self.recipes = RecipeQueue(self._settings, self._client, self._notices)
         self._delivering = threading.Lock()  # protects a span from being delivered twice
-        self._early, self._deliver_at = _FIRST, 0.0
-        self._answered = True  # the last delivery; while none is, a hung agent must hold up no request
         self._later = Deferred(_EVERY, self.deliver)
 
     def loaded(self, artifact: Artifact, source: str, aside: bool, begun: float) -> None:
         """A request that began to load at `begun` ended with `artifact`, which came from `source` (`SOURCES`)."""
         saved, took = artifact.manifest.compile_seconds, time.perf_counter() - begun
-        many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside, source=source)
-        is_due = many or self._early > 0 or time.monotonic() >= self._deliver_at
-        self._early -= 1
-        if not (is_due and self._answered and self.deliver()):
-            self._later.begin()
+        self.spans.add("load", "ok", artifact.key, begun, took, saved, aside, source=source)
+        self._later.begin()
 
     def found_in_memory(self, backend: str) -> None:
         """A request ended with a handle in memory."""
         self.spans.hit(backend)
-        if self._early > 0:
-            self._early -= 1
-            if not (self._answered and self.deliver()):
-                self._later.begin()
 
     def waited(self, outcome: str, key: CacheKey, aside: bool, begun: float, took: float, note: str = "") -> None:
         """The agent answered after `took` seconds: ``ok`` and ``fetch`` with an artifact, else with what the rank is to do."""
@@ -198,11 +187,9 @@ class RankTelemetry:
             return True
         if not self._delivering.acquire(blocking=False):
             return True  # another thread delivers; the next delivery has the rest
-        self._deliver_at = time.monotonic() + _EVERY
         try:
             for spans, dropped in self.spans.batches():
-                self._answered = self._client.deliver(spans, dropped)
-                if not self._answered:
+                if self._client.ask(Deliver(spans, dropped), Done, quietly=True, start=False) is None:
                     return False
                 self.spans.delivered(len(spans), dropped)
         finally:
@@ -220,7 +207,7 @@ class RankTelemetry:
     def _keep(self) -> None:
         """Write the spans to the agent's directory: a warm process needed no agent, and starts none for these."""
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        who = Identity.here(self._settings.job)
+        who = Identity.here(self._settings)
         spans, dropped = self.spans.undelivered()
         try:
             write_own(self._settings.local_dir, who.job, name, Process.here(who.rank), spans, dropped)

@@ -15,6 +15,7 @@ from kcoord.agent import server
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import VERSION
 from kcoord.packs.recipe import Recipe
+from kcoord.protocol import messages
 from kcoord.rank.client import Lead
 from tests.support.agents import Node, hits, in_thread, key_of, stage, until
 from tests.support.cluster import start_agent
@@ -77,7 +78,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
         late = leads(node, "late")
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
-        node.client().deliver([hits()], dropped=1)
+        node.client().ask(messages.Deliver([hits()], dropped=1), messages.Done, start=False)
         until(lambda: any(stall.hits for stall in stalls), 30)
         redis.pause()
         took = seconds_to_end(agent)

@@ -37,7 +37,7 @@ from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
-from tests.support.agents import Node, Wire, in_thread, key_of, stage, until
+from tests.support.agents import Node, Wire, in_thread, key_of, lookup, offer, stage, until
 from tests.support.fuzzing import MOST_NESTED, changed, fuzz, nested, packed, replaced
 
 KEY = key_of("fuzzed")
@@ -284,15 +284,16 @@ CALLS: dict[str, Callable[[AgentClient, Node], Any]] = {
     "claim": lambda client, node: client.claim(KEY, node.home("k")),
     "attempt": lambda client, node: client.claim(KEY, node.home("k"), wait=False),
     "publish": lambda client, node: client.publish(None, KEY, stage(node.home("k")), node.home("k"), 0.5, ""),
-    "deliver": lambda client, node: client.deliver([SPAN]),
-    "record": lambda client, node: client.record("mine", [RECIPE.to_wire()]),
-    "lookup": lambda client, node: client.lookup(KEY),
-    "offer": lambda client, node: client.offer(KEY, b"choice", 1.0, ""),
+    "deliver": lambda client, node: client.ask(messages.Deliver([SPAN]), messages.Done),
+    "record": lambda client, node: client.ask(messages.Record("mine", [RECIPE.to_wire()]), messages.Done),
+    "lookup": lambda client, node: lookup(client, KEY),
+    "offer": lambda client, node: offer(client, KEY, b"choice"),
     "ask": lambda client, node: client.status(),
 }
 MAY_BE = {
     "claim": (Ready, Lead, Failed, Alone, Busy), "attempt": (Ready, Lead, Failed, Alone, Busy), "publish": (bool,),
-    "deliver": (bool,), "record": (bool,), "lookup": (bytes, type(None)), "offer": (bytes, type(None)),
+    "deliver": (messages.Done, type(None)), "record": (messages.Done, type(None)),
+    "lookup": (bytes, type(None)), "offer": (bytes, type(None)),
     "ask": (dict, type(None)),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from kcoord.artifacts.store import Store
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.packs.recipe_files import PARTS
-from kcoord.protocol import endpoint
+from kcoord.protocol import endpoint, messages
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
@@ -371,7 +371,7 @@ def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
 def test_stats_add_up_what_ranks_report(node: Node) -> None:
     took = Span("compile", "ok", "test", "k", "ab" * 8, 1e9, 0.5).to_wire()
     for job in ("one", "one", "two"):
-        assert node.client(job=job).deliver([hits(2), took, "nonsense"], 3)
+        assert node.client(job=job).ask(messages.Deliver([hits(2), took, "nonsense"], 3), messages.Done, start=False)
     reply = node.client().stats("one")
     assert reply is not None
     assert reply["job"] == "one"
@@ -398,7 +398,7 @@ def test_what_ranks_recorded_is_on_disk_as_soon_as_the_last_one_has_left() -> No
         node.start(prelude="import kcoord.agent.server as server; server.HEARTBEAT = 1000.0\n")  # no pulse, no chore
         first, last = AgentClient(node.settings, Notices()), AgentClient(node.settings, Notices())
         for client in (first, last):
-            assert client.record("job", [recipe_of("a").to_wire()])
+            assert client.ask(messages.Record("job", [recipe_of("a").to_wire()]), messages.Done, start=False)
         profile = node.directory / "profiles" / "job"
         first.close()
         assert not profile.exists()

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from kcoord.keys.cache_key import CacheKey
-from kcoord.protocol import fields, frames
+from kcoord.protocol import fields, frames, messages
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient, Alone, Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import SOON, Node, end_agent, hits, in_thread, key_of, stage, until
+from tests.support.agents import Node, hits, key_of, stage, until
 from tests.support.sandbox import Sandbox
 from tests.support.waiting import pause
 
@@ -272,7 +272,7 @@ def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
         assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(20))
         (line,) = notices.since(0)[0]
         assert "KCOORD_SPAWN=0" in line
-        assert not client.deliver([hits()])
+        assert not client.ask(messages.Deliver([hits()]), messages.Done, start=False)
         assert client.status() is None
         assert node.agent_pids() == []
 
@@ -298,7 +298,9 @@ def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypat
         assert isinstance(node.claim(client, "k"), Alone)
         node.start()
         dead_since = time.monotonic()
-        until(lambda: client.deliver([hits()]), 5)  # asks many times in half a second
+        until(
+            lambda: client.ask(messages.Deliver([hits()]), messages.Done, start=False), 5
+        )  # asks many times in half a second
         assert time.monotonic() - dead_since < 2
         assert isinstance(lead := node.claim(client, "k"), Lead)
         assert node.publish(client, lead, "k")
@@ -379,51 +381,3 @@ def test_a_client_that_was_never_used_holds_nothing_and_starts_nothing() -> None
         AgentClient(Settings.from_environ({}, local_dir=str(node.directory)), Notices()).close()
         assert node.agent_pids() == []
         assert sorted(p.name for p in node.directory.iterdir()) == ["started.log"]
-
-
-def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Node(spawn="0", agent_timeout="20") as node:
-        first = node.start()
-        client = node.client()
-        lead = node.lead(client, "a")
-        lead.connection.close()
-        end_agent(first.pid)
-        client.close()
-        looked: list[float] = []
-        look = connection_pool.spawn.find_or_start
-        monkeypatch.setattr(
-            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
-        )
-        begun = in_thread(lambda: node.claim(client, "b"))
-        until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
-        node.start()
-        lead = begun.result(SOON)
-        assert isinstance(lead, Lead)
-        lead.connection.close()
-
-
-def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[float] = []
-    look = connection_pool.spawn.find_or_start
-    with Node(spawn="0", agent_timeout="2") as node:
-        first = node.start()
-        client = node.client()
-        lead = node.lead(client, "a")
-        lead.connection.close()
-        end_agent(first.pid)
-        node.path.unlink()
-        client.close()
-        monkeypatch.setattr(
-            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
-        )
-        assert isinstance(node.claim(client, "b"), Alone)
-        assert len(looked) > 5, "it looked for two seconds"
-        looked.clear()
-        client._links._dead_until = 0.0
-        assert isinstance(node.claim(client, "c"), Alone)
-        assert len(looked) == 1
-
-
-def test_who_has_never_met_an_agent_waits_for_none() -> None:
-    with Node(spawn="0", agent_timeout="30") as node:
-        assert isinstance(node.claim(node.client(), "a"), Alone)

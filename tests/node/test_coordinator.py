@@ -202,59 +202,6 @@ def vanishing(monkeypatch: pytest.MonkeyPatch, times: int, removed: Callable[[Pa
     monkeypatch.setattr(AgentClient, "claim", claimed)
 
 
-def test_what_vanishes_between_its_announcement_and_its_loading_is_compiled_by_one_of_those_who_waited(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `kcoord gc --local`, or a cleaner of temporary files, may do it: else each of them would compile alone."""
-    others = [Coordinator(coordinator.settings) for _ in range(3)]
-    all_told = threading.Barrier(len(others), action=lambda: shutil.rmtree(leads.result(20).path))
-    vanishing(monkeypatch, 1, lambda home: all_told.wait(20))
-    began, waits = threading.Event(), threading.Event()
-
-    def slow(staging: Path) -> None:
-        write(b"code")(staging)
-        began.set()
-        assert waits.wait(20)
-
-    with ThreadPoolExecutor(4) as threads:
-        leads = threads.submit(coordinator.get_or_compile, key(), slow, scope=TARGET)
-        assert began.wait(20)
-        asked = [threads.submit(other.get_or_compile, key(), write(b"code"), scope=TARGET) for other in others]
-        eventually(lambda: [len(f["waiting"]) for f in (coordinator.status() or {})["flights"]] == [3])
-        waits.set()
-        for done in asked:
-            assert (done.result(20).path / "kernel.bin").read_bytes() == b"code"
-    counted = [outcomes(other) for other in others]
-    for other in others:
-        other.close()
-    assert sum(c.get("compiles", 0) for c in counted) == 1
-    loads = ("waits", "local_hits", "store_hits")  # the last: who asks again so late that the agent finds it published
-    assert sum(c.get(how, 0) for c in counted for how in loads) == 2, counted
-    assert not any(c.get("alone") for c in counted)
-
-
-def test_what_vanishes_again_and_again_is_asked_for_twice_and_then_compiled(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {
-        "KCOORD_LOCAL_DIR": str(sandbox.local),
-        "KCOORD_STORE": str(sandbox.root / "store"),
-        "KCOORD_STORE_CREATE": "1",
-    }
-    first, second = (Coordinator(Settings.from_environ(settings)) for _ in range(2))
-    home = first.get_or_compile(key(), write(b"code"), scope=TARGET).path
-    eventually(lambda: list(sandbox.root.glob("store/v2/objects/??/*")))
-    shutil.rmtree(home)
-    removed: list[Path] = []
-    vanishing(monkeypatch, 9, lambda home: (removed.append(home), shutil.rmtree(home)))
-    assert (second.get_or_compile(key(), write(b"code"), scope=TARGET).path / "kernel.bin").read_bytes() == b"code"
-    assert len(removed) == 2
-    assert outcomes(second) == {"requests": 1, "alone": 1, "compiles": 1}
-    assert sum("has vanished" in line for line in second.notices.since(0)[0]) == 1
-    first.close()
-    second.close()
-
-
 def test_a_compile_that_needs_its_own_key_does_not_wait_for_itself(coordinator: Coordinator) -> None:
     def recursive(staging: Path) -> None:
         inner = coordinator.get_or_compile(key(), write(b"inner"), scope=TARGET)
@@ -488,12 +435,12 @@ def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_an
     coordinator: Coordinator,
 ) -> None:
     other, home = Coordinator(coordinator.settings), coordinator.home(key().digest)
-    first = coordinator.attempt(Request(key(), home))
-    assert other.attempt(Request(key(), home)) is BUSY
+    first = coordinator.request(Request(key(), home), wait=False)
+    assert other.request(Request(key(), home), wait=False) is BUSY
     assert isinstance(BUSY, Busy)
     assert not any(other.counters.read().values())
     artifact = compiled(first)
-    found = other.attempt(Request(key(), home))
+    found = other.request(Request(key(), home), wait=False)
     assert isinstance(found, kcoord.Artifact)
     assert found.path == artifact.path
     other.close()
@@ -503,7 +450,7 @@ def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_an
 
 def test_a_request_that_does_not_wait_compiles_alone_if_nobody_coordinates(sandbox: Sandbox) -> None:
     alone = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_SPAWN": "0"}))
-    compiled(alone.attempt(Request(key(), alone.home(key().digest))))
+    compiled(alone.request(Request(key(), alone.home(key().digest)), wait=False))
     alone.close()
     assert outcomes(alone) == {"requests": 1, "compiles": 1, "alone": 1}
 
@@ -524,12 +471,12 @@ def test_a_request_that_does_not_wait_is_busy_while_another_node_compiles_and_fe
         try:
             first = one.request(Request(key(), one.home(key().digest)))
             home = two.home(key().digest)
-            assert two.attempt(Request(key(), home)) is BUSY
+            assert two.request(Request(key(), home), wait=False) is BUSY
             channels = server.command("PUBSUB", "CHANNELS")
             assert channels.startswith(b"*1\r\n"), "the news of the namespace, and none of a key"
             compiled(first)
             patience = time.monotonic() + 20
-            while (found := two.attempt(Request(key(), home))) is BUSY:  # until the store has it
+            while (found := two.request(Request(key(), home), wait=False)) is BUSY:  # until the store has it
                 assert time.monotonic() < patience
             assert isinstance(found, kcoord.Artifact)
             assert home == found.path

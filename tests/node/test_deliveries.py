@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -111,29 +108,6 @@ def get(n):
 """
 
 
-def test_children_that_end_without_a_word_are_counted() -> None:
-    """By ``os._exit``, as a pool's workers and Ray's do: no function that is registered for the exit runs."""
-    with Node() as node:
-        rank = node.rank(
-            _LOADS
-            + """
-get(0)
-for number in range(8):
-    if number == 1:
-        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-    if os.fork() == 0:
-        get(number % 2)  # from memory, or from this node
-        os._exit(0)
-for number in range(7):
-    os.wait()
-say("ended")
-"""
-        )
-        rank.expect("ended")
-        sums = counted(node)
-        assert (sums["requests"], sums["compiles"]) == (9, 2)
-
-
 def test_loads_are_delivered_soon_also_if_nothing_follows() -> None:
     with Node() as node:
         warm = node.rank(_LOADS + "for n in range(40): get(n)\nsay('warm')")
@@ -143,23 +117,3 @@ def test_loads_are_delivered_soon_also_if_nothing_follows() -> None:
         rank.expect("loaded")
         until(lambda: counted(node)["local_hits"] == 40)
         rank.tell()
-
-
-def test_an_agent_that_does_not_answer_holds_up_one_request_and_no_other() -> None:
-    """A request that ends without the agent must not wait for its time-out again and again."""
-    asked_by: list[threading.Thread] = []
-
-    class Hung(AgentClient):
-        def deliver(self, spans: Sequence[list[Any]], dropped: int = 0) -> bool:
-            asked_by.append(threading.current_thread())
-            return False
-
-    with Node() as node:
-        telemetry = telemetry_of(Hung(node.settings, Notices()), node)
-        for _ in range(5):
-            telemetry.found_in_memory("triton")
-        assert asked_by == [threading.main_thread()]
-        until(lambda: len(asked_by) == 2)
-        assert asked_by[1] is not threading.main_thread()
-        telemetry.close()
-        assert recorded(node)["memory_hits"] == 5

@@ -123,25 +123,6 @@ def test_an_alarm_that_goes_off_while_an_agent_is_looked_for_is_the_scripts_too(
             ask()
 
 
-def test_an_alarm_while_a_rank_waits_for_a_sidecar_to_be_started_again_is_the_scripts_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path] = []
-
-    def connect(path: Path, timeout: float) -> socket.socket:
-        asked.append(path)
-        if len(asked) == 1:
-            alarm()
-        raise ConnectionRefusedError
-
-    settings = {"KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_SPAWN": "0", "KCOORD_AGENT_TIMEOUT": "0.5"}
-    client = AgentClient(Settings.from_environ(settings), Notices())
-    client._links._met = True
-    monkeypatch.setattr(spawn, "connect", connect)
-    with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
-        client.claim(key_of("kernel"), tmp_path / "kernel")
-
-
 def write(staging: Path) -> None:
     (staging / "kernel.bin").write_bytes(b"code")
 

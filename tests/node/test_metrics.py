@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kcoord.agent.http_server import HttpService
 from kcoord.agent.metrics import ANSWERS, BUCKETS, HISTOGRAMS, METRICS, OTHER, Metrics
 from kcoord.artifacts.store import Store
+from kcoord.protocol import messages
 from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -196,7 +197,7 @@ def test_a_restarted_agent_counts_from_0_at_the_same_address() -> None:
     with Node(metrics=f"127.0.0.1:{reserve_port()}") as node:
         first = node.start()
         address = address_of(node)
-        assert node.client().deliver([hits()])
+        assert node.client().ask(messages.Deliver([hits()]), messages.Done, start=False)
         until(lambda: Scraped(address).sum("kcoord_requests_total") == 1)
         end_agent(first.pid)
         node.start()

@@ -20,6 +20,7 @@ import pytest
 from kcoord.agent.http_server import BoundedServer
 from kcoord.agent.status_page import StatusPage
 from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import messages
 from kcoord.rank.client import Lead
 from kcoord.telemetry.figures import Figures
 from tests.support.agents import SOON, Node, hits, until
@@ -77,7 +78,7 @@ def test_a_real_agent_serves_its_status_without_its_settings() -> None:
         node.start()
         client, key = node.client(job="mine"), CacheKey.of("test", "matmul")
         lead = client.claim(key, node.home("matmul"))
-        assert client.deliver([hits(5)])
+        assert client.ask(messages.Deliver([hits(5)]), messages.Done, start=False)
         until(lambda: node.status()["page"])
         address = node.status()["page"]
         until(lambda: (found := json.loads(ask(address)[2]))["jobs"] and found["flights"])

@@ -61,29 +61,6 @@ def test_a_frame_that_is_too_large_is_not_sent_and_not_read() -> None:
     assert frames.frame_length(struct.pack(">I", frames.LARGEST_FRAME)) == frames.LARGEST_FRAME
 
 
-@pytest.mark.parametrize(
-    ("environ", "rank", "local_rank"),
-    [
-        ({"RANK": "9", "LOCAL_RANK": "1", "SLURM_PROCID": "3"}, 9, 1),
-        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "0"}, 3, 0),
-        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 4, 2),
-        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 5, 1),
-        ({"RANK": "none"}, None, None),
-        ({}, None, None),
-    ],
-)
-def test_a_rank_is_numbered_as_its_launcher_says(environ: dict[str, str], rank: int, local_rank: int) -> None:
-    here = Identity.here(None, environ)
-    assert (here.rank, here.local_rank, here.pid) == (rank, local_rank, os.getpid())
-    assert Identity.from_hello(here.hello()) == here
-
-
-def test_a_job_is_named_by_its_setting_or_its_launcher() -> None:
-    assert Identity.here("mine", {"SLURM_JOB_ID": "7"}).job == "mine"
-    assert Identity.here(None, {"SLURM_JOB_ID": "7"}).job == "7"
-    assert Identity.here(None, {}).job == "default"
-
-
 # A real agent.
 
 
@@ -211,7 +188,7 @@ def test_a_claim_that_does_not_say_whether_it_waits_waits(node: Node, serves: No
 
 def test_a_peer_of_another_version_is_told_so(node: Node, serves: None) -> None:
     with node.wire() as wire:
-        wire.send({**Identity.here("j").hello(), "protocol": 99})
+        wire.send({**Identity(1, None, None, "j").hello(), "protocol": 99})
         answer = wire.frame()
         assert answer["op"] == "refused"
         assert "protocol 99" in answer["why"]
@@ -239,7 +216,7 @@ def test_the_largest_frame_is_read(node: Node, serves: None) -> None:
 @pytest.mark.parametrize("length", [1, 4, 5, 20])
 def test_a_peer_that_is_cut_off_in_a_frame_is_let_go(node: Node, serves: None, length: int) -> None:
     with node.wire() as wire:
-        wire.raw(frames.encode_frame(Identity.here("j").hello())[:length])
+        wire.raw(frames.encode_frame(Identity(1, None, None, "j").hello())[:length])
 
 
 def test_a_peer_that_stays_silent_holds_up_nobody(node: Node, serves: None) -> None:

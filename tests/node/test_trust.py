@@ -22,6 +22,7 @@ from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, St
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.prefetch import prefetch
 from kcoord.packs.recipe_files import load_profile, parts, save_part
+from kcoord.protocol import messages
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.replay.profile_access import readable
@@ -29,7 +30,7 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
 from tests.support import packs
-from tests.support.agents import Node, key_of, until
+from tests.support.agents import Node, key_of, lookup, offer, until
 from tests.support.command import KCOORD
 from tests.support.objects import parts_of, payload_of, put_together
 from tests.support.profiles import recipe
@@ -407,15 +408,15 @@ def test_a_choice_without_a_signature_is_made_again(root: Path, tmp_path: Path) 
         node(root, OURS, tmp=tmp_path) as ours,
         node(root, OURS, tmp=tmp_path) as too,
     ):
-        assert forger.client().offer(key_of("c"), b"evil", 1.0, "") == b"evil"
-        assert ours.client().lookup(key_of("c")) is None
-        assert ours.client().offer(key_of("c"), b"good", 1.0, "") == b"good"
-        assert too.client().lookup(key_of("c")) == b"good"
+        assert offer(forger.client(), key_of("c"), b"evil") == b"evil"
+        assert lookup(ours.client(), key_of("c")) is None
+        assert offer(ours.client(), key_of("c"), b"good") == b"good"
+        assert lookup(too.client(), key_of("c")) == b"good"
 
 
 def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(root: Path, tmp_path: Path) -> None:
     with node(root, OURS, tmp=tmp_path) as made:
-        assert made.client().record("p", [recipe(1).to_wire()])
+        assert made.client().ask(messages.Record("p", [recipe(1).to_wire()]), messages.Done, start=False)
         directory = root / "v2" / "profiles" / "p"
         until(lambda: directory.exists() and list(parts(directory, Notices(), trust(OURS))))
         save_part(directory, [recipe(66)])

@@ -28,7 +28,7 @@ from kcoord.artifacts import local
 from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.recipe import Recipe
 from kcoord.packs.recipe_files import roots, save_part
-from kcoord.protocol import endpoint, frames
+from kcoord.protocol import endpoint, frames, messages
 from kcoord.protocol.identity import Identity
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
@@ -54,6 +54,18 @@ os.setsid()
 from kcoord.agent.__main__ import main
 sys.exit(main(sys.argv[2:]))
 """
+
+
+def lookup(client: AgentClient, key: CacheKey) -> bytes | None:
+    """The choice that was made for `key`."""
+    found = client.ask(messages.Lookup(key.digest), messages.Choice)
+    return None if found is None else found.content
+
+
+def offer(client: AgentClient, key: CacheKey, content: bytes) -> bytes | None:
+    """Offer a choice for `key`; returns the one that holds."""
+    found = client.ask(messages.Offer(key, content, 1.0, ""), messages.Choice)
+    return None if found is None else found.content
 
 
 def key_of(name: str) -> CacheKey:

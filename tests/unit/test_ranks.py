@@ -6,6 +6,7 @@ import pytest
 
 from kcoord.protocol.identity import Identity
 from kcoord.ranks import POOL_SCRIPT, Ranks, ranks_of
+from kcoord.settings import Settings
 
 # What these launchers set was read off processes that they started: torchrun 2.13, Slurm 22.05, Open MPI 4.1, MPICH 4.0.
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -52,16 +53,16 @@ def test_what_is_no_number_is_no_rank(text: str) -> None:
 
 
 def test_an_identity_has_the_job_of_slurm() -> None:
-    who = Identity.here(None, {**BATCH_SCRIPT, **OPEN_MPI})
+    who = Identity.here(Settings.from_environ({}), {**BATCH_SCRIPT, **OPEN_MPI})
     assert (who.rank, who.local_rank, who.job) == (5, 1, "77")
-    assert Identity.here("mine", BATCH_SCRIPT).job == "mine"
-    nobody = Identity.here(None, {})
+    assert Identity.here(Settings.from_environ({}, job="mine"), BATCH_SCRIPT).job == "mine"
+    nobody = Identity.here(Settings.from_environ({}), {})
     assert (nobody.rank, nobody.local_rank, nobody.job) == (None, None, "default")
 
 
 def test_a_pool_has_a_ranks_variables_and_is_no_rank() -> None:
     environ = {"RANK": "3", "WORLD_SIZE": "8", POOL_SCRIPT: ""}
     assert ranks_of(environ) == Ranks()
-    who = Identity.here(None, environ)
+    who = Identity.here(Settings.from_environ({}), environ)
     assert (who.rank, who.pool) == (None, True)
     assert Identity.from_hello(who.hello()) == who

@@ -270,8 +270,8 @@ def test_on_a_node_that_cannot_keep_spans_the_job_goes_on_and_the_living_agent_h
 
 def test_spans_are_bounded_and_what_is_dropped_is_counted() -> None:
     spans = Spans()
-    told = [spans.add("load", "ok", KEY, 0.0, 0.0) for _ in range(5000)]
-    assert told.count(True) == 4, "many have gathered: every 1024th"
+    for _ in range(5000):
+        spans.add("load", "ok", KEY, 0.0, 0.0)
     delivered = dropped = 0
     for batch, lost in spans.batches():
         assert len(batch) <= MOST_AT_ONCE

@@ -32,7 +32,7 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
 from tests.support import toolchain
-from tests.support.agents import Node
+from tests.support.agents import Node, lookup, offer
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
@@ -500,22 +500,22 @@ def test_the_first_offer_wins_and_every_later_one_is_answered_with_it() -> None:
     with Node() as node:
         node.start()
         client = node.client()
-        assert client.lookup(key) is None
-        assert client.offer(key, b"first", 0.1, "cuda:90#0") == b"first"
-        assert client.offer(key, b"second", 0.1, "cuda:90#0") == b"first"
-        assert client.lookup(key) == b"first"
+        assert lookup(client, key) is None
+        assert offer(client, key, b"first") == b"first"
+        assert offer(client, key, b"second") == b"first"
+        assert lookup(client, key) == b"first"
 
 
 def test_what_is_no_look_up_or_offer_is_refused_and_the_agent_goes_on() -> None:
     key = CacheKey.of("test", "choice")
-    offer = {"op": "offer", "key": key.to_wire(), "content": b"x", "seconds": 0.0, "device": ""}
+    offered = {"op": "offer", "key": key.to_wire(), "content": b"x", "seconds": 0.0, "device": ""}
     bad: list[dict[str, Any]] = [
         {"op": "lookup", "digest": "../../etc"},
         {"op": "lookup"},
-        {**offer, "content": "text"},
-        {**offer, "content": b"x" * (LARGEST_CHOICE + 1)},
-        {**offer, "key": {}},
-        {**offer, "seconds": -1.0},
+        {**offered, "content": "text"},
+        {**offered, "content": b"x" * (LARGEST_CHOICE + 1)},
+        {**offered, "key": {}},
+        {**offered, "seconds": -1.0},
     ]
     with Node() as node:
         node.start()
@@ -523,7 +523,7 @@ def test_what_is_no_look_up_or_offer_is_refused_and_the_agent_goes_on() -> None:
             with node.wire() as wire:
                 wire.hello()
                 assert wire.ask(message)["op"] == "refused", message
-        assert node.client().offer(key, b"good", 0.0, "") == b"good"
+        assert offer(node.client(), key, b"good") == b"good"
 
 
 def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,8 +532,8 @@ def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch)
         client: AgentClient = node.client()
         pause(agent)
         try:
-            assert client.lookup(CacheKey.of("test", "choice")) is None
-            assert client.offer(CacheKey.of("test", "choice"), b"mine", 0.0, "") is None
+            assert lookup(client, CacheKey.of("test", "choice")) is None
+            assert offer(client, CacheKey.of("test", "choice"), b"mine") is None
         finally:
             agent.send_signal(signal.SIGCONT)
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from kcoord.errors import ProtocolError
-from kcoord.protocol.identity import Expected, Identity
+from kcoord.protocol.identity import Identity
 from kcoord.settings import Settings
 
 KEY, OTHER, FILE = {"signing_key": "main:aa"}, {"signing_key": "other:aa"}, {"signing_key_file": "/secrets/keys"}
@@ -42,17 +42,17 @@ def settings(**flags: str) -> Settings:
 def test_an_agent_serves_who_asks_for_no_more_trust_than_it_has(
     client: dict[str, str], agent: dict[str, str], served: bool
 ) -> None:
-    sent = Identity.here("job", {}, Expected.of(settings(**client))).hello()
+    sent = Identity.here(settings(**client), {}).hello()
     refusal = contextlib.nullcontext() if served else pytest.raises(ProtocolError, match="KCOORD_SOCKET of its own")
     with refusal:
-        Identity.from_hello(sent).expected.check(settings(**agent))
+        Identity.from_hello(sent).check_trust(settings(**agent))
 
 
 def test_neither_the_hello_nor_the_refusal_shows_a_secret() -> None:
-    asked = Expected.of(settings(signing_key="main:" + "ab" * 32))
+    asked = Identity.here(settings(signing_key="main:" + "ab" * 32), {})
     with pytest.raises(ProtocolError) as refused:
-        asked.check(settings(signing_key="other:" + "cd" * 32))
-    shown = f"{Identity.here('job', {}, asked).hello()} {refused.value}"
+        asked.check_trust(settings(signing_key="other:" + "cd" * 32))
+    shown = f"{asked.hello()} {refused.value}"
     assert "abab" not in shown
     assert "cdcd" not in shown
 
