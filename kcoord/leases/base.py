@@ -165,9 +165,6 @@ class LeaseService(abc.ABC):
     async def close(self) -> None:  # noqa: B027 - a service in memory holds nothing
         """Let go of connections. Leases that are still held run out by themselves."""
 
-    async def check(self) -> None:  # noqa: B027 - for most services, a lease shows it all
-        """Part of `probe`: return if what a lease does not need, and an outcome does, works. Raises `LeaseUnavailable`."""
-
     @property
     def settled(self) -> bool:
         """False for some seconds after a change of services: nodes may be between the two."""
@@ -237,17 +234,17 @@ async def leased(service: LeaseService, key: str, token: str, ttl: float) -> Asy
 
 
 async def probe(service: LeaseService) -> None:
-    """Subscribe, acquire and end on a scratch key: return if all of it works. Raises `LeaseUnavailable`.
+    """Subscribe, and acquire, announce and end on a scratch key: return if all of it works. Raises `LeaseUnavailable`.
 
     A PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it.
     """
-    key = f"probe-{uuid.uuid4().hex}"
+    key, manifest = f"probe-{uuid.uuid4().hex}", "none"
     async with service.watch(key):
-        answer = await service.acquire(key, key, platform.node())
-        if not isinstance(answer, Lease):
-            raise LeaseUnavailable(f"{service.name} cannot lease a new key: {answer}")
-        await answer.release()
-    await service.check()
+        for void in (None, manifest):
+            lease = await service.acquire(key, key, platform.node(), void=void)
+            if not isinstance(lease, Lease):
+                raise LeaseUnavailable(f"{service.name} cannot lease a new key: {lease}")
+            await (lease.release() if void else lease.ready(manifest))
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

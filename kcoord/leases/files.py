@@ -41,14 +41,13 @@ from kcoord.leases.base import (
     monotonic,
     within,
 )
-from kcoord.leases.lease_files import KeyFiles, NotALease, check_files
+from kcoord.leases.lease_files import KeyFiles, NotALease
 
 T = TypeVar("T")
 
 _THREADS, _MOST_STUCK = 8, 4
 _KEPT = 1000  # keys without lease or watch whose markers' ages are remembered
 _SOONEST, _LATEST = 0.05, 2.0  # seconds between two looks of a watch
-_REFUSED_FOR = 60.0  # seconds without lease files after nodes turned out to differ in their TTL
 _FILE_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
 
@@ -69,7 +68,7 @@ class _Key:
 
 
 class FileLeases(LeaseService):
-    """Lease files of one agent, in the store at `store`. Times in seconds; all nodes must have the same `ttl`.
+    """Lease files of one agent, in the store at `store`. Times in seconds.
 
     A command ends within `patience`. Its thread may hang for longer; while too many do, all commands are refused.
 
@@ -86,13 +85,9 @@ class FileLeases(LeaseService):
         self._pool = ThreadPoolExecutor(_THREADS, "lease-files")
         self._busy: dict[int, float] = {}  # thread → since when it is at a file
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._refused = (0.0, "")  # until when, and why
         self._closed = False
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        until, why = self._refused
-        if monotonic() < until:
-            raise LeaseUnavailable(why)
         self._check()
         known, lease = self._key(key), Lease(self, key, token, holder, self._limit)
         try:
@@ -116,10 +111,6 @@ class FileLeases(LeaseService):
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
-
-    async def check(self) -> None:
-        """Files can be made in the staging directory, and renamed to where leases are."""
-        await self._bounded(asyncio.ensure_future(self._run(lambda: check_files(self._root, self._staging))))
 
     async def close(self) -> None:
         """Give the leases back, within a bound; others take the rest after its TTL."""
@@ -196,9 +187,6 @@ class FileLeases(LeaseService):
             found = await self._run(attempt)
         except NotALease:
             return Unleased()
-        except LeaseUnavailable as error:
-            self._refused = monotonic() + _REFUSED_FOR, str(error)
-            raise
         if found is not None:
             return found
         known.lease = lease

@@ -21,7 +21,7 @@ from pathlib import Path
 import filelock
 import msgpack
 
-from kcoord.errors import ArtifactInvalid, LeaseUnavailable
+from kcoord.errors import ArtifactInvalid
 from kcoord.files import beneath
 from kcoord.files.atomic import replace_file, staging_name
 from kcoord.files.reading import read_plain
@@ -76,7 +76,7 @@ class KeyFiles:
     def attempt(self, void: str | None) -> Ready | Failed | Wait | None:
         """The outcome, if there is one; else who has the lease; else None: it is ours now. `void` is no outcome.
 
-        Raises `NotALease`, and `LeaseUnavailable` if the holder lives by another TTL.
+        Raises `NotALease`.
         """
         self._remove_again()
         found = self._read_outcome(void) or self._take()
@@ -172,13 +172,13 @@ class KeyFiles:
 
     def _take(self) -> Wait | None:
         for _ in range(_TRIES):
-            other_ttl = False
             try:
                 self._lease.acquire(blocking=False)
-            except filelock.Timeout:
+            except (
+                filelock.Timeout,
+                filelock.LeaseSettingsMismatch,
+            ):  # a holder with another TTL is waited for as long
                 pass
-            except filelock.LeaseSettingsMismatch:
-                other_ttl = True
             except (IsADirectoryError, PermissionError) as error:
                 if isinstance(error, PermissionError) and not os.access(self._directory, os.W_OK):
                     raise
@@ -186,7 +186,7 @@ class KeyFiles:
             else:
                 self._known = None
                 return None
-            marker = self._observe(other_ttl)
+            marker = self._observe()
             if marker is None:
                 continue  # it was given back just now
             left = self._left(marker)
@@ -195,8 +195,8 @@ class KeyFiles:
             self._set_aside(marker)
         return Wait(_SOMEBODY, 0.05)  # others are faster
 
-    def _observe(self, other_ttl: bool) -> _Marker | None:
-        """Look at another's marker, and remember it. `other_ttl`: its holder has another TTL, an error if it is alive."""
+    def _observe(self) -> _Marker | None:
+        """Look at another's marker, and remember it."""
         began, before = time.monotonic(), self._known
         found = _stat(self._marker)
         if found is None:
@@ -206,11 +206,6 @@ class KeyFiles:
             before.looked = began
             return before
         changed = before is not None and before.identity[0] == found.st_ino
-        if changed and other_ttl:
-            raise LeaseUnavailable(
-                f"{self._marker}: its holder's KCOORD_LEASE_TTL is not this node's {self._ttl:g} s: "
-                "set the same on every node"
-            )
         owner, now = self._lease.owner, time.monotonic()
         host, duration = _SOMEBODY, self._ttl
         if owner is not None:
@@ -264,22 +259,6 @@ def look_up(directory: Path) -> None:
             with suppress(FileExistsError):
                 beneath.mkdir(missing, directory.parents[2])
     beneath.check(directory, directory.parents[2])
-
-
-def check_files(root: Path, staging: Path) -> None:
-    """Return if files with content can be made, and renamed to below `root`."""
-    look_up(root / "00")
-    beneath.check(staging, _store_of(staging))
-    fresh = staging / f"{staging_name()}.part"
-    named = root / "00" / fresh.name
-    store = _store_of(staging)
-    try:
-        fresh.write_bytes(bytes(256))
-        beneath.rename(fresh, named, store)
-    finally:
-        for path in (fresh, named):
-            with suppress(FileNotFoundError):
-                beneath.unlink(path, store)
 
 
 def _store_of(staging: Path) -> Path:
