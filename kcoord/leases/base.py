@@ -89,7 +89,7 @@ class Lease:
     async def ready(self, manifest: str) -> None:
         """Announce that the key is in the store, and give the lease up. A fact: it is accepted from a lease that was lost."""
         await self._give_up()
-        await self.service.ready(self.key, manifest, self)
+        await self.service.ready(self.key, manifest)
 
     async def fail(self, log: str, where: str) -> bool:
         """End the lease with a failed compile, which is remembered for a while. False: it was not ours any more."""
@@ -147,8 +147,8 @@ class LeaseService(abc.ABC):
         """`Lease.renew`, of a lease that has time left."""
 
     @abc.abstractmethod
-    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
-        """Announce that the key is in the store, and end `lease`. That is a fact and no right: anybody may say it."""
+    async def ready(self, key: str, manifest: str) -> None:
+        """Announce that the key is in the store, which ends its lease. That is a fact and no right: anybody may say it."""
 
     @abc.abstractmethod
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
@@ -190,6 +190,36 @@ class Watch(abc.ABC):
 
     @abc.abstractmethod
     async def __aexit__(self, *exc: object) -> None: ...
+
+
+class EventWatch(Watch):
+    """A watch by an event in `watchers`, which the service sets for each change. ``follow()`` returns once it hears of all."""
+
+    def __init__(
+        self, watchers: dict[str, set[asyncio.Event]], key: str, follow: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        self._watchers, self._key, self._follow, self._event = watchers, key, follow, asyncio.Event()
+
+    async def __aenter__(self) -> EventWatch:
+        self._watchers.setdefault(self._key, set()).add(self._event)
+        if self._follow is not None:
+            try:
+                await self._follow()
+            except BaseException:
+                await self.__aexit__()
+                raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        events = self._watchers[self._key]
+        events.discard(self._event)
+        if not events:
+            del self._watchers[self._key]
+
+    async def changed(self, timeout: float) -> bool:
+        if self._follow is not None:
+            await self._follow()  # it may have broken off
+        return await happened(self._event, timeout)
 
 
 async def await_turn(

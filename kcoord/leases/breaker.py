@@ -76,8 +76,8 @@ class Breaker(LeaseService):
             return True  # not known to be lost: the first service says so when it is back
         return await self._grantor(lease).renew(lease)
 
-    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
-        await self.use(lambda service: service.ready(key, manifest, lease))
+    async def ready(self, key: str, manifest: str) -> None:
+        await self.use(lambda service: service.ready(key, manifest))
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
         return not self._is_away(lease) and await self._grantor(lease).fail(lease, log, where)

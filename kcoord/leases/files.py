@@ -99,7 +99,7 @@ class FileLeases(LeaseService):
     async def renew(self, lease: Lease) -> bool:
         return await self._command(known := self._key(lease.key), self._renew(known, lease))
 
-    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+    async def ready(self, key: str, manifest: str) -> None:
         await self._command(known := self._key(key), self._announce(known, Ready(manifest)))
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kcoord.latest import Latest
-from kcoord.leases.base import Answer, Failed, Lease, LeaseService, Ready, Wait, Watch, happened, monotonic
+from kcoord.leases.base import Answer, EventWatch, Failed, Lease, LeaseService, Ready, Wait, Watch, monotonic
 
 _REMEMBERED = 10_000
 
@@ -23,26 +23,6 @@ class _Held:
 class _Outcome:
     answer: Ready | Failed
     until: float
-
-
-@dataclass
-class _Watch(Watch):
-    watchers: dict[str, set[asyncio.Event]]
-    key: str
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def __aenter__(self) -> _Watch:
-        self.watchers.setdefault(self.key, set()).add(self.event)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        events = self.watchers[self.key]
-        events.discard(self.event)
-        if not events:
-            del self.watchers[self.key]
-
-    async def changed(self, timeout: float) -> bool:
-        return await happened(self.event, timeout)
 
 
 class LocalLeases(LeaseService):
@@ -76,7 +56,7 @@ class LocalLeases(LeaseService):
         held.expires = min(now + self._ttl, held.limit)
         return True
 
-    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+    async def ready(self, key: str, manifest: str) -> None:
         self._end(key, Ready(manifest), float("inf"))
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
@@ -90,7 +70,7 @@ class LocalLeases(LeaseService):
         return ours
 
     def watch(self, key: str) -> Watch:
-        return _Watch(self._watchers, key)
+        return EventWatch(self._watchers, key)
 
     def _held_by(self, lease: Lease) -> _Held | None:
         held = self._held.get(lease.key)

@@ -32,7 +32,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
-from kcoord.leases.base import Answer, Failed, Lease, LeaseService, Ready, Unleased, Wait, Watch, happened, within
+from kcoord.leases.base import Answer, EventWatch, Failed, Lease, LeaseService, Ready, Unleased, Wait, Watch, within
 from kcoord.leases.redis_client import BROKEN, Client, Connections, closed, why
 from kcoord.telemetry.events import tell_if_failed
 
@@ -199,7 +199,7 @@ class RedisLeases(LeaseService):
         left_ms = int(lease.left() * 1000)
         return left_ms > 0 and bool(await self._run(RENEW, lease.key, self._value(lease), min(self._ttl_ms, left_ms)))
 
-    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+    async def ready(self, key: str, manifest: str) -> None:
         if (reply := await self._run(END, key, "", f"R{manifest}", int(_READY_TTL * 1000))) != 1:
             raise LeaseUnavailable(f"Redis says something that no script of kcoord does: {reply!r}"[:200])
         self._ready[key] = manifest
@@ -217,7 +217,7 @@ class RedisLeases(LeaseService):
         return bool(ended)
 
     def watch(self, key: str) -> Watch:
-        return _Watch(self, key)
+        return EventWatch(self._watchers, key, self._follow)
 
     async def close(self) -> None:
         """Tell what is to be told, within 2 s."""
@@ -361,30 +361,6 @@ class RedisLeases(LeaseService):
         if valkey := info.get("valkey_version"):  # beside the version of Redis that it is compatible with
             return f"Valkey {valkey}"
         return str(info.get("redis_version", "unknown"))
-
-
-class _Watch(Watch):
-    def __init__(self, leases: RedisLeases, key: str) -> None:
-        self._leases, self._key, self._event = leases, key, asyncio.Event()
-
-    async def __aenter__(self) -> _Watch:
-        self._leases._watchers.setdefault(self._key, set()).add(self._event)
-        try:
-            await self._leases._follow()
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        events = self._leases._watchers[self._key]
-        events.discard(self._event)
-        if not events:
-            del self._leases._watchers[self._key]
-
-    async def changed(self, timeout: float) -> bool:
-        await self._leases._follow()  # it may have broken off
-        return await happened(self._event, timeout)
 
 
 def _answer(reply: Any, lease: Lease) -> Answer:
