@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import sys
 import time
@@ -17,7 +16,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import kcoord
-from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import CLOSE_IT, OPEN_TO_ALL, Store, open_to_all
 from kcoord.artifacts.store_root import check_is_store
@@ -26,12 +24,11 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError, StoreError
-from kcoord.files import beneath
-from kcoord.files.atomic import staging_name
 from kcoord.files.faults import has_no_inodes, store_errors
 from kcoord.files.private import make_tier
-from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import LeaseService, probe
+from kcoord.leases.files import FileLeases
+from kcoord.leases.redis import RedisLeases
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
 from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
@@ -136,11 +133,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
     try:
         store = Store(settings.store_root or settings.store, Trust.of(settings), creates=settings.store_create)
         uuid = store.open()
-        started = time.perf_counter()
-        refused = _refused(store)
-        if refused is None:
-            _publish_and_fetch(store)
-        took = (time.perf_counter() - started) * 1000
+        refused, took = _probed(store)
         doubted = open_to_all(store.root)
     except OSError as error:
         yield Finding("store", "fail", f"{settings.store}: {error.strerror}", "look at its server and its mount")
@@ -155,7 +148,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
     if refused is not None:
         yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", refused.remedy)
     else:
-        yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
+        yield Finding("store", "ok", f"{place}: a file was published in {took:.0f} ms")
     has_redis = settings.redis_url is not None or settings.redis_url_file is not None
     if kind in LOCAL and (has_redis or nodes_of() > 1):
         remedy = "name a directory that all nodes share, or look at its mount"
@@ -177,27 +170,14 @@ def _trust(settings: Settings) -> Iterator[Finding]:
         yield Finding("trust", "ok", f"{trust.policy}: nothing in the store is signed by us")
 
 
-def _refused(store: Store) -> StoreError | None:
-    """The reason why the store takes no artifact now; None if it takes them."""
-    if store.reads_only is None:
-        try:
-            store.check()
-        except StoreError as error:
-            return error
-    return store.reads_only
-
-
-def _publish_and_fetch(store: Store) -> None:
-    """Publish, fetch and remove one tiny artifact. Raises `KcoordError`."""
-    key = CacheKey.of("doctor", "probe", name=staging_name())
-    content = b"kcoord doctor"
-    probe = FileEntry("probe", len(content), hashlib.sha256(content).hexdigest())
+def _probed(store: Store) -> tuple[StoreError | None, float]:
+    """The reason why the store takes no artifact now, if it takes none, and milliseconds."""
+    started = time.perf_counter()
     try:
-        published = store.publish(Manifest(key, (probe,), 0.0, Origin.here(os.getpid(), None, "")), {"probe": content})
-        if store.fetch(key.digest, published) is None:
-            raise KcoordError(f"{store.root}: the published artifact is not found: is it one file system on all nodes?")
-    finally:
-        beneath.remove(store.home(key.digest), store.root)
+        store.check()
+    except StoreError as error:
+        return error, 0.0
+    return None, (time.perf_counter() - started) * 1000
 
 
 def _directory(what: str, path: Path) -> Iterator[Finding]:
@@ -225,29 +205,28 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         remedy = "set KCOORD_STORE to a directory that all nodes share"
         yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
     given = variable("redis_url" if settings.redis_url_file is None else "redis_url_file")
-    from kcoord.leases.redis import RedisLeases
-
-    async def attempt(url: str) -> tuple[str, float]:
-        leases = RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0)
-        try:
-            return await leases.server_version(), await _try_lease(leases)
-        finally:
-            await leases.close()
-
     try:
-        version, took = asyncio.run(attempt(url))
+        took = _try_lease(lambda: RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0))
     except (LeaseUnavailable, SettingsError) as error:
         yield Finding("Redis", "fail", str(error), f"check {given}, the server, its password and its ACL")
         return
-    yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
+    yield Finding("Redis", "ok", f"a lease was taken and released in {took:.1f} ms")
 
 
-async def _try_lease(leases: LeaseService) -> float:
+def _try_lease(make: Callable[[], LeaseService]) -> float:
     """Milliseconds to take and release a lease. Raises `LeaseUnavailable`."""
-    await probe(leases)  # it connects
-    started = time.perf_counter()
-    await probe(leases)
-    return (time.perf_counter() - started) * 1000
+
+    async def attempt() -> float:
+        leases = make()
+        try:
+            await probe(leases)  # it connects
+            started = time.perf_counter()
+            await probe(leases)
+            return (time.perf_counter() - started) * 1000
+        finally:
+            await leases.close()
+
+    return asyncio.run(attempt())
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:
@@ -272,18 +251,10 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
         check_is_store(root)
     except StoreError:  # a finding of `_store`
         return
-    from kcoord.leases.files import FileLeases
-
-    async def attempt(store: Path) -> float:
-        leases = FileLeases(store, ttl=settings.lease_ttl, limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
-        try:
-            return await _try_lease(leases)
-        finally:
-            await leases.close()
-
+    times = {"ttl": settings.lease_ttl, "limit": settings.lease_limit, "failure_ttl": settings.failure_ttl}
     has_redis = settings.redis_url is not None or settings.redis_url_file is not None
     try:
-        took = asyncio.run(attempt(root))
+        took = _try_lease(lambda: FileLeases(root, **times))
     except LeaseUnavailable as error:
         remedy = "see the finding; without Redis each node then elects its own compiler"
         yield Finding("lease files", "warn" if has_redis else "fail", str(error), remedy)

@@ -28,7 +28,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from redis.exceptions import NoPermissionError, NoScriptError
+from redis.exceptions import NoScriptError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
@@ -347,20 +347,6 @@ class RedisLeases(LeaseService):
     def _wake(self, key: str) -> None:
         for event in self._watchers.get(key, ()):
             event.set()
-
-    # For `kcoord doctor`.
-
-    async def server_version(self) -> str:
-        """As INFO gives it, with the name if that is Valkey; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
-        try:
-            info = await self._command(lambda client: client.info("server"))
-        except LeaseUnavailable as error:
-            if isinstance(error.__cause__, NoPermissionError):
-                return "unknown"
-            raise
-        if valkey := info.get("valkey_version"):  # beside the version of Redis that it is compatible with
-            return f"Valkey {valkey}"
-        return str(info.get("redis_version", "unknown"))
 
 
 def _answer(reply: Any, lease: Lease) -> Answer:

@@ -320,7 +320,7 @@ def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
         settings = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
         findings = as_json(sandbox, "doctor", **settings)["findings"]
         assert not [f for f in findings if f["state"] == "fail"]
-        assert any("published and fetched" in f["finding"] for f in findings)
+        assert any("a file was published" in f["finding"] for f in findings)
         assert any("a lease was taken" in f["finding"] for f in findings)
         assert not list((sandbox.root / "store" / "v2" / "objects").glob("*/*")), "the probe is removed"
 

@@ -39,13 +39,6 @@ class TestLeases(LeaseConformance):
         await service.close()
 
 
-async def test_the_version_of_the_server_is_unknown(url: str) -> None:
-    service = RedisLeases(url, "default", ttl=30.0, limit=300.0, failure_ttl=30.0)
-    await probe(service)
-    assert await service.server_version() == "unknown", "which is no error"
-    await service.close()
-
-
 @pytest.mark.parametrize(
     "command",
     ["FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "CONFIG GET *", "CONFIG SET maxmemory 0", "ACL LIST", "ACL WHOAMI", "SHUTDOWN",
