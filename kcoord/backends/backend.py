@@ -177,14 +177,14 @@ class Backend(ABC, Generic[R, H]):
         It answers if the request is bypassed or has no key, if its artifact does not load, and if kcoord has a fault. Raises
         the exceptions of `compile`, and with `raises_errors` those of `Compilation.run`. Not guaranteed: exactly one compile.
         """
-        asked = self._ask(request)
+        asked = self._guarded(self._asked, _FAULT)(request)
         if isinstance(asked, Bypassed):
             return native()
         if self.keeps_handles and asked.device is not None:
             handle = asked.coordinator.in_memory(asked.key, asked.device)
             if handle is not ABSENT:
                 return cast(H, handle)
-        begun = self._begin(request, asked, True, True)
+        begun = self._guarded(self._begun, _FAULT)(request, asked, True, True)
         handle = ABSENT
         if isinstance(begun, Artifact):
             handle = self._loaded(request, begun)
@@ -204,8 +204,13 @@ class Backend(ABC, Generic[R, H]):
 
         `BUSY` only without `waits`: another rank compiles it now. `loads` is false if it is only to be on this node.
         """
-        asked = self._ask(request)
-        return asked if isinstance(asked, Bypassed) else self._begin(request, asked, waits, loads)
+        asked = self._guarded(self._asked, _FAULT)(request)
+        if isinstance(asked, Bypassed):
+            return asked
+        begun: Artifact | Compilation | Busy | Bypassed = self._guarded(self._begun, _FAULT)(
+            request, asked, waits, loads
+        )
+        return begun
 
     @final
     def finish(self, request: R, compilation: Compilation) -> Artifact | None:
@@ -214,7 +219,8 @@ class Backend(ABC, Generic[R, H]):
         Raises `ArtifactInvalid` with `raises_errors`, else nothing.
         """
         try:
-            return self._publish(request, compilation)
+            published: Artifact | None = self._guarded(self._published, None)(request, compilation)
+            return published
         finally:
             if not self.raises_errors and not compilation.ended:
                 compilation.keep()
@@ -229,19 +235,11 @@ class Backend(ABC, Generic[R, H]):
             return "compiled"
         return "busy" if isinstance(found, Busy) else "loaded"
 
-    # Its parts, guarded unless errors are the caller's.
+    # Its parts.
 
-    @functools.cached_property
-    def _ask(self) -> Callable[[R], _Asked | Bypassed]:
-        return self._asked if self.raises_errors else fails_open(lambda *arguments: _FAULT)(self._asked)
-
-    @functools.cached_property
-    def _begin(self) -> Callable[[R, _Asked, bool, bool], Artifact | Compilation | Busy | Bypassed]:
-        return self._begun if self.raises_errors else fails_open(lambda *arguments: _FAULT)(self._begun)
-
-    @functools.cached_property
-    def _publish(self) -> Callable[[R, Compilation], Artifact | None]:
-        return self._published if self.raises_errors else fails_open(lambda *arguments: None)(self._published)
+    def _guarded(self, part: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
+        """`part`, with `otherwise` as its answer after an error, unless errors are the caller's."""
+        return part if self.raises_errors else fails_open(lambda *arguments: otherwise)(part)
 
     def _asked(self, request: R) -> _Asked | Bypassed:
         try:

@@ -22,9 +22,9 @@ notices = Notices()
 def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
     """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
 
-    A disk that refuses kcoord's own files is one line, which names the remedy.
-    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. An exception that a
-    signal handler of the script raised meanwhile is the script's, and is raised.
+    A disk that refuses kcoord's own files is told in one line, with the remedy. An exception that a signal handler of the
+    script raised meanwhile is the script's, and is raised. This is the one broad `except` of a rank: an error that nobody
+    foresaw must not fail a training job.
     """
 
     def decorate(hook: F) -> F:

@@ -1,8 +1,8 @@
 """The compilers that kcoord knows, and hooking those that this process imports.
 
 Others are added by an entry point of the group ``kcoord.backends``: its name is `Compiler.name`, its value the declaration. No
-compiler is imported here, and no adapter but for a replay. A compiler whose declaration cannot be loaded is named once, and works
-as without kcoord.
+compiler is imported here, and no adapter but for a replay. If a declaration cannot be loaded, a notice names the compiler, which
+works as without kcoord.
 """
 
 from __future__ import annotations

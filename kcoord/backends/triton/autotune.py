@@ -1,21 +1,21 @@
 """Triton's autotuner: its choices are shared. The first rank that has tuned decides, and nobody waits.
 
-A rank that finds no choice tunes, and offers its choice; the first offer wins, and all of them launch the winner's. So ranks may
-tune at once, and still run the same configuration in the end. Tuning holds no lease: it launches kernels.
+A rank that finds no choice tunes, and offers its choice; the first offer wins, and all ranks launch it. So ranks may tune at
+once, and still run the same configuration in the end. Tuning holds no lease: it launches kernels.
 
-Ranks of a node that tune at once share the measurements out: each measures what no other has, and takes the others'. They have
-the same key, so GPUs of one model; and no kernel or benchmark function with such a key waits for other ranks.
+Ranks of a node that tune at once divide the measurements: each measures a configuration that no other has measured, and takes
+the others' results. Their key is the same, so their GPUs are of one model, and no rank waits for another while it measures.
 
-The hook is the place where Triton itself looks for a choice before it measures, `Autotuner.check_disk_cache`, which is always
-asked here (`cache_results` reads True) and goes on to Triton's own cache where the user wants that. It is passed once for each
-tuning key; a launch whose choice is known costs nothing more. A subclass with a `check_disk_cache` of its own is left alone.
+The hook is `Autotuner.check_disk_cache`, where Triton looks for a choice before it measures, once for each tuning key. Triton
+always calls it (`cache_results` reads True), and it goes on to Triton's own cache if the user wants that. A launch whose choice
+is known costs nothing more. A subclass with a `check_disk_cache` of its own is left alone.
 
 A choice is checked before it is used: it must be one of the configurations that pruning left *here*, and compile and load *here*.
 A rank on whose GPU it does not run tunes, and keeps what it finds.
 
-Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
-choice, as without kcoord. So does a rank that was measuring when its first compile brought kcoord, by Triton's cache manager
-alone. Not shared at all: choices that `kcoord.backends.triton.choice` can give no key.
+Not guaranteed: that ranks agree without an agent, or nodes without a common store; each then keeps its own choice, as without
+kcoord. So does a rank that was measuring when its first compile brought kcoord, by Triton's cache manager alone. Choices without
+a key (`kcoord.backends.triton.choice`) are not shared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KNOWN = {
 
 @dataclass
 class _Tuning:
-    """One tuning key of one autotuner, which has to be chosen for. `configs` are those that pruning left."""
+    """The choice that an autotuner has to make for one tuning key. `configs` are those that pruning left."""
 
     coordinator: Coordinator
     autotuner: Autotuner
@@ -77,7 +77,7 @@ class _Tuning:
 
     @fails_open(lambda self: None)
     def announce(self) -> None:
-        """All configurations are about to be compiled here, one by one: the node's pool may compile them at once."""
+        """Let the node's pool compile at once all configurations, which this rank is about to compile one by one."""
         pool, function = self.coordinator.pool, self.autotuner.fn
         hooks = [*(config.pre_hook for config in self.configs), *getattr(function, "pre_run_hooks", ())]
         if any(hooks):  # the user's may wait for other ranks
@@ -92,7 +92,7 @@ class _Tuning:
 
     @fails_open(lambda self: None)
     def find(self) -> Any | None:
-        """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
+        """The configuration that the first rank chose; None if there is none, or it cannot be used here."""
         content = self.coordinator.choices.get(self.key)
         chosen = self._use(content, None) if content is not None else None
         if chosen is not None:
@@ -101,7 +101,7 @@ class _Tuning:
 
     @fails_open(lambda self, chosen, timings: chosen)
     def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
-        """This rank has `chosen`; returns the configuration to launch: the winner's, if it runs here."""
+        """Offer `chosen`, this rank's choice; returns the configuration to launch: the first offer, if it runs here."""
         took = time.perf_counter() - self.begun
         if timings is not None and not choice.is_finite(timings.get(chosen)):
             return chosen  # none of them runs here, and the launch is to say so
@@ -151,7 +151,7 @@ class _Tuning:
         return bool(kernel.metadata.num_warps * self.device.target.warp_size <= kernel.n_max_threads)
 
     def launch(self, config: Any) -> Any:
-        """The kernel of `config` for this very call, which is not launched in fact."""
+        """The kernel of `config` for this very call. Nothing is launched."""
         if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
             config.pre_hook(self.bound_with(config))
         return self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
@@ -190,7 +190,7 @@ def _wants_disk_cache(autotuner: Autotuner) -> bool:
 
 @fails_open(lambda autotuner: True)
 def _is_alone(autotuner: Autotuner) -> bool:
-    """True if a rank that finds a choice in its own disk's cache leaves no other rank waiting that measures."""
+    """True if a rank may take a choice from Triton's cache on its own disk: no rank that measures waits for it."""
     if ranks_of().world == 1 or not choice.waits(autotuner):
         return True
     notices.tell(f"{autotuner.base_fn.__name__}: Triton's own cache of choices is off: ranks have to tune it in step")
@@ -226,7 +226,7 @@ def _sharing(stock: Any) -> Any:
 
 
 _listed: weakref.WeakKeyDictionary[Autotuner, dict[Any, dict[str, Recipe]]] = weakref.WeakKeyDictionary()
-"""Recipes by configuration, of all calls that an autotuner was tuned for: a kernel that is in memory is listed no more."""
+"""Recipes by configuration, of all calls that an autotuner was tuned for. A kernel in memory has no recipe listed again."""
 
 
 class _Current(threading.local):
@@ -238,7 +238,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def _under(tuning: _Tuning | None) -> Iterator[None]:
-    """This thread measures for `tuning`; what it compiles is tried, and `_Tuning.settle` records what is used."""
+    """This thread measures for `tuning`: it tries the kernels that it compiles, and `_Tuning.settle` records the used one."""
     before, _current.tuning = _current.tuning, tuning
     try:
         with purpose.being(tries=tuning is not None and tuning.listed):
@@ -291,7 +291,7 @@ def _tuning(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: An
 
 
 def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) -> None:
-    """Put the choice that holds where Triton has just put its own."""
+    """Replace this rank's choice, which Triton has just stored, by the one that holds."""
     autotuner = tuning.autotuner
     if tuning_key not in autotuner.cache:
         return  # a subclass keeps it elsewhere

@@ -167,7 +167,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         return None
 
     def _kept(self, path: str) -> str:
-        """A staged file that is not published: where it is, or written again if it has vanished."""
+        """The path of a staged file that is not published. It is written again if it has vanished."""
         place, name = os.path.split(path)
         if self._coordinator is None or name not in self._stored or os.path.exists(path):  # noqa: PTH110 - a str
             return path
@@ -178,7 +178,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     def get_file(self, filename: str) -> str | None:
         """One file's path. A module that Triton builds with the C compiler is claimed like a kernel.
 
-        One that lies under Triton's own key is passed over: it has no manifest.
+        A module that Triton stored without kcoord is ignored: it has no manifest.
         """
         if self._compilation is not None:
             staged = self._compilation.staging / filename
@@ -201,7 +201,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
 
 @fails_open(lambda cache: None)
 def _coordinator_of(cache: str) -> Coordinator | None:
-    """None if Triton's cache is left to Triton: others may write there, and it is the user's choice, not kcoord's."""
+    """None if Triton keeps its cache to itself: others may write there, and the user chose the directory."""
     coordinator = coordinator_in_use()
     if coordinator is None or coordinator.trusts(f"{cache}/any"):
         return coordinator

@@ -1,7 +1,6 @@
 """A kernel's open inputs (`kcoord.backends.triton.inputs`), folded into the hash of its source.
 
-``ASTSource.hash`` gets them as a suffix, so that all of Triton and of Inductor, which look for the kernel's files under its hash,
-agree.
+``ASTSource.hash`` gets them as a suffix: Triton and Inductor look for the kernel's files under this hash, and so agree.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _stock_names: dict[str, str] = {}
 
 
 class Folded(NamedTuple):
-    """A source's hash with its open inputs folded in, and these inputs as they were then: of the kernel, and of functions and
-    objects that are passed to it as constants.
+    """A source's hash with its open inputs folded in, and these inputs as they were then: of the kernel, and of the functions
+    and objects that are passed to it as constants.
     """
 
     hash: str
@@ -90,7 +89,9 @@ def _listed(kinds: Any) -> Any:
 
 
 def _type(constant: Any) -> Any:
-    """Triton has the texts of constants in its key, in a row: ``1`` and ``"1"`` are one, and so are "a-b", "c" and "a", "b-c"."""
+    """The constant's type, and a string's text. Triton's key joins the texts of constants: ``1`` and ``"1"`` are equal there, and
+    so are "a-b", "c" and "a", "b-c".
+    """
     if (known := _KINDS.get(type(constant))) is not None:
         return known
     if isinstance(constant, (tuple, list)):

@@ -84,7 +84,7 @@ class Inputs:
         self._unchanged = self.content.watch.unchanged()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It hangs on Triton's functions, which others copy and pickle: they are to find nothing there."""
+        """None in a copy or a pickle of Triton's function, on which this hangs."""
         return type(None), ()
 
     def hold(self) -> bool:

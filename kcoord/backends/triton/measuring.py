@@ -1,7 +1,7 @@
-"""Measurements of one tuning, shared out among the ranks of the node: each measures what no other has. Nobody waits.
+"""The measurements of one tuning, divided among the ranks of the node: each measures what no other has. Nobody waits.
 
-Others' measurements are untrusted. What Triton raises while this rank measures goes on to the job, as without kcoord; a fault of
-kcoord's ends the sharing, and this rank measures the rest.
+Others' measurements are untrusted. An exception of Triton's while this rank measures is the job's, as without kcoord; a fault of
+kcoord ends the sharing, and this rank measures the rest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Triton's key of itself and of the libraries that launches link, computed once per machine.
 
-Triton hashes some 500 MB of its own files in every process, 0.3 to 1.1 s, in order to notice that it was changed. Here their
-stamps tell whether it was (`kcoord.keys.tools.machine_cache`): one process hashes, with Triton's function, and the value is
-always Triton's.
+Triton hashes some 500 MB of its own files in every process, 0.3 to 1.1 s, in order to notice that it was changed. Here one
+process of a machine does it, with Triton's function; the others compare the files' stamps (`kcoord.keys.tools.machine_cache`).
+The value is always Triton's.
 
-It hashes a library that a launch links (``extern_libs``) once per process, by its path; here as it is now.
+Triton hashes a library that a launch links (``extern_libs``) once per process, by its path. Here its content counts as it is now.
 
-Triton's function also imports the packages that it walks. ``import triton`` has imported all of them already (3.4 to 3.9), and
-neither Triton nor torch relies on it.
+Triton's function also imports the packages that it walks. ``import triton`` has imported all of them already (3.4 to 3.9).
 """
 
 from __future__ import annotations

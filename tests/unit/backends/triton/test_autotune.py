@@ -28,15 +28,12 @@ from kcoord.packs.choices import KIND
 from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.protocol.messages import Measurements
-from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
 from tests.support import toolchain
-from tests.support.agents import Node, lookup, offer
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
-from tests.support.waiting import pause
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -113,24 +110,6 @@ def test_ranks_of_a_node_share_the_measurements_out(sandbox: Sandbox) -> None:
     reports = [said(r) for r in ranks]
     assert sorted(block for r in reports for block in r["first"]) == [32, 64, 128], "each begins with another"
     assert all((r["choice"], r["launched"], r["timings"]) == (64, 64, 3) for r in reports)
-
-
-def test_what_a_rank_was_measuring_when_it_died_another_measures(sandbox: Sandbox) -> None:
-    with all_tuning(sandbox, *[lambda gate: rank(sandbox, 64, GATE=gate) for _ in range(3)]) as ranks:
-        ranks[0].kill()
-    assert finish(ranks[0]).returncode != 0
-    reports = [said(r) for r in ranks[1:]]
-    assert {block for r in reports for block in r["measured"]} == {32, 64, 128}
-    assert all((r["choice"], r["launched"]) == (64, 64) for r in reports)
-
-
-def test_a_rank_on_which_the_nodes_best_does_not_run_measures_for_itself(sandbox: Sandbox) -> None:
-    starts = [lambda gate, limit=limit: rank(sandbox, 128, GATE=gate, LIMIT=limit) for limit in ("1024", "64", "64")]
-    with all_tuning(sandbox, *starts) as ranks:
-        pass
-    reports = [said(r) for r in ranks]
-    assert all(r["error"] is None for r in reports)
-    assert all(r["launched"] <= 64 for r in reports[1:])
 
 
 class ScriptedAgent:
@@ -222,14 +201,6 @@ def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> 
     with triton_autotune._under(tuning):  # type: ignore[arg-type]
         assert autotuner._bench(config=autotuner.configs[0]) == [1.0] * 3
     assert not asked
-
-
-def test_a_rank_whose_agent_dies_meanwhile_measures_what_is_left(sandbox: Sandbox) -> None:
-    with all_tuning(sandbox, lambda gate: rank(sandbox, 64, GATE=gate)) as ranks:
-        for agent in agents_of(sandbox.processes()):
-            agent.kill()
-    report = said(ranks[0])
-    assert (set(report["measured"]), report["launched"]) == ({32, 64, 128}, 64)
 
 
 def test_a_rank_that_comes_later_measures_nothing_and_launches_what_was_chosen(sandbox: Sandbox) -> None:
@@ -461,23 +432,10 @@ def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox
     assert again["choice"] == 32, "the node agrees"
 
 
-def test_a_torn_choice_in_the_store_is_set_aside_and_made_again(sandbox: Sandbox) -> None:
-    store = sandbox.root / "store"
-    tune(sandbox, 128, KCOORD_STORE=str(store))
-    (chosen,) = choices(sandbox.local)
-    (payload,) = store.glob(f"v2/objects/??/{chosen.key.digest}")
-    content = bytearray(payload.read_bytes())
-    content[-1] ^= 1
-    payload.write_bytes(content)
-    report = tune(sandbox, 32, node="two", KCOORD_STORE=str(store))
-    assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
-    assert tune(sandbox, 64, node="three", KCOORD_STORE=str(store))["choice"] == 32
-
-
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x82\xa6format\x01\xa6config\xa3all", b"\x81\xa6format\x63"],
-    ids=["nothing", "no msgpack", "no map", "another configuration", "another version"],
+    [b"\xc1", b"\x82\xa6format\x01\xa6config\xa3all"],
+    ids=["no msgpack", "another configuration"],
 )
 def test_a_choice_that_is_none_of_the_configurations_is_ignored(
     sandbox: Sandbox, garbage: bytes, monkeypatch: pytest.MonkeyPatch
@@ -490,52 +448,6 @@ def test_a_choice_that_is_none_of_the_configurations_is_ignored(
     report = tune(sandbox, 32)
     assert (report["choice"], report["launched"], report["measured"]) == (32, 32, [32, 64, 128])
     assert "the shared choice is none of its configurations" in report["stderr"]
-
-
-# The agent and its client.
-
-
-def test_the_first_offer_wins_and_every_later_one_is_answered_with_it() -> None:
-    key = CacheKey.of("test", "choice")
-    with Node() as node:
-        node.start()
-        client = node.client()
-        assert lookup(client, key) is None
-        assert offer(client, key, b"first") == b"first"
-        assert offer(client, key, b"second") == b"first"
-        assert lookup(client, key) == b"first"
-
-
-def test_what_is_no_look_up_or_offer_is_refused_and_the_agent_goes_on() -> None:
-    key = CacheKey.of("test", "choice")
-    offered = {"op": "offer", "key": key.to_wire(), "content": b"x", "seconds": 0.0, "device": ""}
-    bad: list[dict[str, Any]] = [
-        {"op": "lookup", "digest": "../../etc"},
-        {"op": "lookup"},
-        {**offered, "content": "text"},
-        {**offered, "content": b"x" * (LARGEST_CHOICE + 1)},
-        {**offered, "key": {}},
-        {**offered, "seconds": -1.0},
-    ]
-    with Node() as node:
-        node.start()
-        for message in bad:
-            with node.wire() as wire:
-                wire.hello()
-                assert wire.ask(message)["op"] == "refused", message
-        assert offer(node.client(), key, b"good") == b"good"
-
-
-def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Node(agent_timeout="1") as node:
-        agent = node.start()
-        client: AgentClient = node.client()
-        pause(agent)
-        try:
-            assert lookup(client, CacheKey.of("test", "choice")) is None
-            assert offer(client, CacheKey.of("test", "choice"), b"mine") is None
-        finally:
-            agent.send_signal(signal.SIGCONT)
 
 
 def test_a_choice_that_is_too_large_stays_with_its_rank(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,21 +557,6 @@ def test_a_tuner_whose_ranks_may_wait_for_each_other_is_answered_by_tritons_disk
     assert measured == [[32, 64, 128], [32, 64, 128] if world == "2" else []]
 
 
-def test_a_copy_of_an_autotuner_shares_as_the_original_does(sandbox: Sandbox) -> None:
-    script = (
-        "import sys, copy, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"
-        "tuned.driver.set_active(tuned.Gpu())\n"
-        "for kernel in (copy.copy(tuned.add),):\n"
-        "    kernel[(1,)](tuned.Tensor(), None, None, 1024, 7, WIDTH=1); print(kernel.best_config.kwargs['BLOCK'])\n"
-        "import inspect; print(list(inspect.signature(type(tuned.add).__init__).parameters)[1])\n"
-    )
-    tune(sandbox, 128)
-    home = sandbox.local / "triton"
-    done = sandbox.run("-c", script, PROGRAMS, PREFERS="32", TRITON_CACHE_DIR=str(home))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["128", "fn"]
-
-
 # Profiles.
 
 
@@ -703,12 +600,6 @@ def test_what_was_only_tried_comes_after_all_that_the_job_used(sandbox: Sandbox,
     eventually(lambda: len(tried()) == 3)
     (used,) = [constants for constants, is_tried in tried().items() if not is_tried]
     assert "128" in used
-
-
-def test_a_replayed_choice_yields_to_one_that_is_there(sandbox: Sandbox, profile: list[Recipe]) -> None:
-    tune(sandbox, 32)
-    save_part(sandbox.local / "profiles" / "job", profile)
-    assert tune(sandbox, 64, "warm", PROFILE="job")["choice"] == 32
 
 
 def test_a_choice_of_a_kernel_that_has_changed_is_skipped_without_noise(
