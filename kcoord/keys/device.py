@@ -12,6 +12,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _SM = re.compile(r"[0-9]{2,3}[af]?")
@@ -134,7 +135,11 @@ def _device(torch: Any, device_id: int) -> DeviceKey:
 
 
 def model_of(device: DeviceKey) -> str:
-    """The device's model name, as the driver gives it; the processor's architecture for a CPU."""
+    """The device's model: its name, compute units, memory in GiB and the product's PCI id, for example ``NVIDIA H100 80GB HBM3,
+    132 units, 79 GiB, 0x2330``. The processor's architecture for a CPU.
+
+    Some AMD GPUs have no name, and partitions of a GPU have the name of the whole. An unknown part is a question mark.
+    """
     torch, seen = sys.modules.get("torch"), _seen
     if seen.torch is not torch:
         seen = _meet(torch)
@@ -143,8 +148,24 @@ def model_of(device: DeviceKey) -> str:
     if device.device_id not in seen.models:
         if not _available(torch):
             return platform.machine()
-        seen.models[device.device_id] = str(seen.torch.cuda.get_device_name(device.device_id))
+        seen.models[device.device_id] = _model(seen.torch.cuda.get_device_properties(device.device_id))
     return seen.models[device.device_id]
+
+
+def _model(properties: Any) -> str:
+    """`properties` are torch's."""
+    units, memory = getattr(properties, "multi_processor_count", "?"), getattr(properties, "total_memory", None)
+    gib = "?" if memory is None else round(memory / (1 << 30))
+    return f"{getattr(properties, 'name', '') or '?'}, {units} units, {gib} GiB, {_product(properties)}"
+
+
+def _product(properties: Any) -> str:
+    """The product's id on the PCI bus. Torch's ``pci_device_id`` is the slot."""
+    try:
+        domain, bus, slot = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+        return Path(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/device").read_text().strip()
+    except (AttributeError, OSError):  # an older torch; sysfs is hidden
+        return "?"
 
 
 def scope_factors(scope: Scope, device: DeviceKey) -> dict[str, Any]:

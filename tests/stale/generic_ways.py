@@ -83,7 +83,7 @@ def device(named: str | None) -> Iterator[None]:
         is_available=lambda: True,
         current_device=lambda: int(ordinal),
         get_device_capability=lambda device: divmod(int(target.arch), 10),
-        get_device_name=lambda device: text,
+        get_device_properties=lambda device: types.SimpleNamespace(name=text),
     )
     vars(torch).update(cuda=cuda, version=types.SimpleNamespace(hip=None), Tensor=type("Tensor", (), {}))
     sys.modules["torch"] = torch

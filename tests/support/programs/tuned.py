@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 if "MODEL" in os.environ:  # torch sees a GPU of this model
@@ -25,7 +26,7 @@ if "MODEL" in os.environ:  # torch sees a GPU of this model
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=0: (9, 0)
-    torch.cuda.get_device_name = lambda device=0: os.environ["MODEL"]
+    torch.cuda.get_device_properties = lambda device=0: SimpleNamespace(name=os.environ["MODEL"])
 
 import triton
 import triton.language as tl

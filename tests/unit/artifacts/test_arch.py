@@ -232,7 +232,10 @@ def coordinator(sandbox: Sandbox) -> Iterator[Coordinator]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The current device is an sm_90."""
     cuda = SimpleNamespace(
-        is_available=lambda: True, current_device=lambda: 0, get_device_capability=lambda n: (9, 0), get_device_name=str
+        is_available=lambda: True,
+        current_device=lambda: 0,
+        get_device_capability=lambda n: (9, 0),
+        get_device_properties=lambda n: SimpleNamespace(name=str(n)),
     )
     version = SimpleNamespace(cuda="13.0", hip=None)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=version))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ class Cuda:
     def __init__(self, device: int = 0, bad_fork: bool = False) -> None:
         self.device, self.bad_fork, self.available = device, bad_fork, True
         self.asked: list[str] = []
+        self.names: dict[int, str] = {}
+        self.parts: dict[str, int] = {"multi_processor_count": 132, "total_memory": 85_000_000_000}
 
     def is_available(self) -> bool:
         self.asked.append("available")
@@ -31,12 +34,10 @@ class Cuda:
         self.asked.append(f"capability of {device}")
         return (9, 0) if device < 4 else (10, 0)
 
-    def get_device_name(self, device: int) -> str:
-        self.asked.append(f"name of {device}")
-        return f"model of {device}"
-
     def get_device_properties(self, device: int) -> Any:
-        return SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", warp_size=64)
+        self.asked.append(f"properties of {device}")
+        amd = {"gcnArchName": "gfx942:sramecc+:xnack-", "warp_size": 64}
+        return SimpleNamespace(name=self.names.get(device, "H100"), **amd, **self.parts)
 
 
 @pytest.fixture
@@ -61,9 +62,9 @@ def test_what_does_not_change_while_a_process_lives_is_asked_once(cuda: Cuda) ->
     for device in (0, 5, 0, 5):
         cuda.device = device
         assert current_device().device_id == device
-        assert model_of(current_device()) == f"model of {device}"
+        assert model_of(current_device()).startswith("H100, ")
     asked = [question for question in cuda.asked if question != "available"]
-    assert sorted(asked) == ["capability of 0", "capability of 5", "name of 0", "name of 5"]
+    assert sorted(asked) == ["capability of 0", "capability of 5", "properties of 0", "properties of 5"]
     before = len(cuda.asked)
     assert current_device().target.arch == 100
     assert len(cuda.asked) == before
@@ -151,10 +152,36 @@ def test_a_child_forked_after_cuda_was_initialized_gets_the_cpu_and_no_exception
     assert current_device() == CPU
 
 
+def test_a_model_is_told_from_others_of_its_name_and_architecture(cuda: Cuda) -> None:
+    def models() -> set[str]:
+        sys.modules["torch"] = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))  # another process
+        return {model_of(DeviceKey(GPUTarget("hip", "gfx950", 64), n)) for n in range(8)}
+
+    seen = models()
+    assert len(seen) == 1, "eight equal GPUs are one model"
+    cuda.names = dict.fromkeys(range(8), "")  # as an MI350X says
+    nameless = models()
+    for part in ({"multi_processor_count": 33}, {"total_memory": 36 << 30}):  # partitions of it
+        before, cuda.parts = cuda.parts, cuda.parts | part
+        assert models() not in (seen, nameless)
+        cuda.parts = before
+    cuda.parts = {}
+    assert models() == {"?, ? units, ? GiB, ?"}
+
+
+def test_a_product_is_known_by_its_place_on_the_pci_bus(cuda: Cuda) -> None:
+    devices = sorted(Path("/sys/bus/pci/devices").glob("*:*:*.0"))
+    if not devices:
+        pytest.skip("this machine shows no PCI bus")
+    domain, bus, slot = (int(part, 16) for part in devices[0].name.partition(".")[0].split(":"))
+    cuda.parts |= {"pci_domain_id": domain, "pci_bus_id": bus, "pci_device_id": slot}
+    assert model_of(current_device()).endswith(f", {(devices[0] / 'device').read_text().strip()}")
+
+
 def test_scopes_hold_as_much_of_the_device_as_they_say(cuda: Cuda) -> None:
     device = current_device()
     assert scope_factors(Scope.TARGET, device) == {"target": device.target}
-    assert scope_factors(Scope.MODEL, device) == {"target": device.target, "device_model": "model of 0"}
+    assert scope_factors(Scope.MODEL, device) == {"target": device.target, "device_model": "H100, 132 units, 79 GiB, ?"}
     assert scope_factors(Scope.DEVICE, device)["device_id"] == 0
 
 

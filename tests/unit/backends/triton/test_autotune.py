@@ -341,7 +341,7 @@ def test_gpus_of_one_target_and_two_models_choose_for_themselves(sandbox: Sandbo
     again = tune(sandbox, 64, MODEL="NVIDIA H200")
     assert (again["choice"], again["measured"]) == (32, [])
     models = {f.text for a in choices(sandbox.local) for f in a.key.factors if f.name == "device_model"}
-    assert models == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    assert {text.partition(",")[0] for text in models} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
 
 
 def test_a_benchmark_function_of_your_own_may_wait_for_other_ranks() -> None:
