@@ -10,7 +10,8 @@ import os
 import platform
 import stat
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, DiskThread
@@ -29,41 +30,43 @@ from kcoord.telemetry.figures import Figures
 from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 
 _MOST_JOBS = 64
-_MOST_PENDING = 4 << 20  # bytes of a job that a slow disk has not taken yet
-_SOON = 256 << 10  # bytes of a job that are written at once: ranks that end together deliver thousands of spans
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
 _MOST_SHARED = 64  # files of a job on this node
 _LATELY = 60.0  # seconds before a job's first delivery whose notices its file has too: they may explain the job
-_ROOM_FOR_DROPPED = 4096  # bytes at the end of a full file
+_ROOM_FOR_END = 4096  # bytes at the end of a full file
 
 
 @dataclass
 class _Line:
     """One job's file. `size`: bytes of it that are whole; `pending`: those that follow them, in memory. `dropped`: spans that are
-    in neither; `dropped_before` others are counted in the file. `noticed`: how many of the agent's notices it has.
+    in neither, and are not counted there yet. `shared`: by file of the job, the bytes of it that the store has.
     """
 
-    job: str
     pending: bytearray
     path: Path
     size: int = 0
     dropped: int = 0
-    dropped_before: int = 0
     unshared: bool = False
-    noticed: int = 0
+    shared: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        return span_files.LARGEST_FILE - _ROOM_FOR_END - self.size - len(self.pending)
 
 
 class Timelines:
-    """The spans of this agent's ranks. A loss harms no job: no method raises for a disk's or a client's sake."""
+    """The spans of this agent's ranks. A loss harms no job: no method raises for a disk's or a client's sake.
+
+    Not guaranteed: that the count of spans that a full file lacks is there, unless the agent ends in order.
+    """
 
     def __init__(self, store: Path | None, local_dir: Path, agent: str, notices: Notices) -> None:
         self._store, self._local_dir, self._agent, self._notices = store, local_dir, agent, notices
-        self._lines: dict[str, _Line] = {}
+        self._lines: Latest[str, _Line] = Latest(_MOST_JOBS)
         self._figures: Latest[str, Figures] = Latest(_MOST_JOBS)
         self._opened = 0
         self._began, self._notices_read = time.time(), 0
         self._events: list[span_files.AgentEvent] = []
-        self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._thread, self._store_thread = DiskThread("timelines"), DiskThread("timelines-store")
         self._saving = Chore(
             "time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end
@@ -109,24 +112,19 @@ class Timelines:
         sums.dropped += dropped
         for span in spans:
             sums.add(span, pool=who.pool)
-        line = self._lines.get(who.job)
-        if line is None:
-            if len(self._lines) >= _MOST_JOBS and not self._close_one():
-                self._notices.tell(f"some jobs leave no time line: {_MOST_JOBS} others have one under way")
-                return
-            line = self._lines[who.job] = self._open(who.job)
-        record = span_files.delivery(span_files.process_of(who.pid, who.rank, pool=who.pool), spans)
-        room = span_files.LARGEST_FILE - _ROOM_FOR_DROPPED - line.size
-        if len(line.pending) + len(record) > min(room, _MOST_PENDING):
+        line = self._lines[who.job] = self._lines.get(who.job) or self._open(who.job)
+        line.dropped = min(line.dropped + dropped, span_files.LARGEST_NUMBER)
+        if not spans:
+            return
+        record = span_files.delivery(span_files.process_of(who.pid, who.rank, pool=who.pool), spans, line.dropped)
+        if len(record) <= line.room:
+            line.pending += record
+            line.dropped = 0
+        else:
             self._notices.tell(
                 "a time line is full, or its disk is slow: later spans are only counted", about=f"full {who.job}"
             )
-            dropped += len(spans)
-        elif spans:
-            line.pending += record
-            if len(line.pending) >= _SOON:
-                self._saving.begin()
-        line.dropped = min(line.dropped + dropped, span_files.LARGEST_NUMBER)
+            line.dropped += len(spans)
 
     def _open(self, job: str) -> _Line:
         """A file of its own, also for a job that had one before, which is not opened again."""
@@ -135,8 +133,9 @@ class Timelines:
         path = directory / f"{self._agent}-{self._opened}{span_files.SUFFIX}"
         self._take_notices()
         first = self._event(self._began, f"agent {self._agent} began", "begins").record()
-        earlier = [event for event in self._events if event.when < time.time() - _LATELY]
-        return _Line(job, bytearray(span_files.header(platform.node()) + first), path, noticed=len(earlier))
+        line = _Line(bytearray(span_files.header(platform.node()) + first), path)
+        _append_events(line, [event for event in self._events if event.when > time.time() - _LATELY])
+        return line
 
     def _event(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.AgentEvent:
         return span_files.AgentEvent(when, platform.node(), text, what)
@@ -144,31 +143,14 @@ class Timelines:
     def _take_notices(self) -> None:
         """Append to each job's file the agent's notices since the last time."""
         lines, self._notices_read = self._notices.since(self._notices_read)
-        self._events += [self._event(time.time(), line) for line in lines]
+        events = [self._event(time.time(), line) for line in lines]
+        self._events += events
         for line in self._lines.values():
-            self._append_events(line, self._events[line.noticed :])
-            line.noticed = len(self._events)
-
-    def _append_events(self, line: _Line, events: list[span_files.AgentEvent]) -> None:
-        for record in (event.record() for event in events):
-            if line.size + len(line.pending) + len(record) <= span_files.LARGEST_FILE - _ROOM_FOR_DROPPED:
-                line.pending += record
-
-    def _close_one(self) -> bool:
-        """Forget the oldest job whose spans are all written, and copied. False: there is none."""
-        for job, line in self._lines.items():
-            if not line.pending and not line.dropped and not (line.unshared and self._store is not None):
-                self._shared.pop(line.path, None)
-                del self._lines[job]
-                return True
-        return False
+            _append_events(line, events)
 
     def _has_more(self) -> bool:
-        """True if there is anything to write, after the agent's notices and the counts of dropped spans are added."""
+        """True if there is anything to write, after the agent's notices are added."""
         self._take_notices()
-        for line in self._lines.values():
-            if line.dropped >= max(1, line.dropped_before):  # a few times a job, however long spans are dropped
-                self._count_dropped(line)
         return any(line.pending for line in self._lines.values())
 
     def _has_unshared(self) -> bool:
@@ -177,8 +159,9 @@ class Timelines:
     async def _save_end(self) -> None:
         self._take_notices()
         for line in self._lines.values():
-            self._count_dropped(line)
-            self._append_events(line, [self._event(time.time(), f"agent {self._agent} was told to end", "ends")])
+            if line.dropped:
+                line.pending += span_files.delivery(span_files.process_of(0, None), [], line.dropped)
+            _append_events(line, [self._event(time.time(), f"agent {self._agent} was told to end", "ends")])
         await self._save()
 
     async def _share_end(self) -> None:
@@ -215,44 +198,40 @@ class Timelines:
     async def _share(self) -> None:
         for line in list(self._lines.values()):
             if line.unshared and self._store is not None:
-                line.unshared = False
-                if not await self._store_thread.run(functools.partial(self._copy, line.path)):
+                line.unshared = False  # bytes that are saved meanwhile are for the next copy
+                if not await self._store_thread.run(functools.partial(self._copy, self._store, line)):
                     line.unshared = True
 
-    def _count_dropped(self, line: _Line) -> None:
-        if line.dropped and line.size + len(line.pending) < span_files.LARGEST_FILE - 100:
-            line.pending += span_files.delivery(span_files.process_of(0, None), [], line.dropped)
-            line.dropped_before, line.dropped = line.dropped_before + line.dropped, 0
-
-    def _copy(self, mine: Path) -> bool:
-        """Copy this node's files of a job: `mine`, an earlier agent's, and those of processes without one. False: not now."""
-        assert self._store is not None
-        directory = span_files.roots(self._store, self._local_dir)[1] / mine.parent.name
+    def _copy(self, store: Path, line: _Line) -> bool:
+        """Copy this node's files of a job: this agent's, earlier agents', and those of processes without one. False: not now."""
+        directory = span_files.roots(store, self._local_dir)[1] / line.path.parent.name
         try:
-            others = sorted(mine.parent.glob(f"*{span_files.SUFFIX}"))
-            for path in [mine, *(p for p in others if p != mine)][:_MOST_SHARED]:
-                self._copy_one(path, directory)
+            others = sorted(line.path.parent.glob(f"*{span_files.SUFFIX}"))
+            for path in [line.path, *(p for p in others if p != line.path)][:_MOST_SHARED]:
+                _copy_one(path, directory, store, line.shared)
         except OSError as caught:
             error = store_error(caught, directory)
-            self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(self._store, error))
+            self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))
             return False
         return True
 
-    def _copy_one(self, path: Path, there: Path) -> None:
-        """Raises OSError."""
-        assert self._store is not None
-        try:
-            here = path.lstat()
-        except FileNotFoundError:  # somebody cleans this directory
-            return
-        if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
-            return
-        if not there.is_dir():
-            make_below(there)
-        if _size(there / path.name) != here.st_size:
-            content = path.read_bytes()
-            replace_file(there / path.name, content, self._store / LAYOUT / "staging", self._store)
-        self._shared[path] = here.st_size
+
+def _append_events(line: _Line, events: list[span_files.AgentEvent]) -> None:
+    for record in (event.record() for event in events):
+        if len(record) <= line.room:
+            line.pending += record
+
+
+def _copy_one(path: Path, there: Path, store: Path, shared: dict[Path, int]) -> None:
+    """Raises OSError."""
+    with suppress(FileNotFoundError):  # somebody cleans this directory
+        here = path.lstat()
+        if stat.S_ISREG(here.st_mode) and shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
+            if not there.is_dir():
+                make_below(there)
+            if _size(there / path.name) != here.st_size:
+                replace_file(there / path.name, path.read_bytes(), store / LAYOUT / "staging", store)
+            shared[path] = here.st_size
 
 
 def _size(path: Path) -> int:
