@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import platform
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from kcoord.agent import flights as act
 from kcoord.agent.flights import Flights
@@ -18,6 +17,7 @@ from kcoord.agent.tiers import Tiers
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait, await_turn
+from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _MOST_PASSING = 20_000
@@ -48,25 +48,22 @@ class Acquisition:
         self.passing: Latest[str, None] = Latest(_MOST_PASSING)
         """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
         self._held: dict[tuple[str, int], Lease] = {}  # by key and serial number: won, and not given up
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], act.Task] = {}
         self._acquiring: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
-        self._uploading: dict[str, asyncio.Task[None]] = {}  # by key, the latest
         self._ends = False
 
     def start(self, action: act.Task) -> None:
         """Begin `action`; the actions that follow from its result go to `report`."""
+        if isinstance(action, act.Acquire) and self._ends:
+            return  # nobody would give the lease back
         if isinstance(action, act.Acquire):
-            if self._ends:
-                return  # nobody would give the lease back
-            task = self._acquiring[action.serial] = self._run(action, self._acquired(action))
-            task.add_done_callback(lambda _: self._acquiring.pop(action.serial, None))
+            task = self._acquiring[action.serial] = asyncio.create_task(self._acquired(action))
         elif isinstance(action, act.Upload):
-            task = self._uploading[action.key] = self._run(action, self._upload(action))
-            task.add_done_callback(functools.partial(self._uploaded, action.key))
-        elif isinstance(action, act.EndLease):
-            self._run(action, self._end(action))
+            task = asyncio.create_task(self._upload(action))
         else:
-            self._run(action, self._fail(action))
+            task = asyncio.create_task(self._end(action))
+        self._tasks[task] = action
+        task.add_done_callback(self._done)
 
     @property
     def busy(self) -> bool:
@@ -75,7 +72,7 @@ class Acquisition:
     @property
     def uploads(self) -> int:
         """The number of artifacts that are on their way into the store."""
-        return len(self._uploading)
+        return len(self._uploading())
 
     @property
     def held(self) -> int:
@@ -84,8 +81,8 @@ class Acquisition:
 
     async def uploaded(self, timeout: float) -> None:
         """Wait until the artifacts that are on their way are in the store, for `timeout` seconds at most."""
-        if self._uploading:
-            await asyncio.wait(set(self._uploading.values()), timeout=timeout)
+        if uploading := self._uploading():
+            await asyncio.wait(uploading, timeout=timeout)
 
     async def drain(self, timeout: float, giving_back: float = 5.0) -> None:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
@@ -118,7 +115,7 @@ class Acquisition:
             if await tiers.from_store(key, home, answer.manifest) is not None:
                 return flights.found(key, serial, str(home))
             void = answer.manifest
-            if tiers.store.faulty or tiers.distrusts(key):
+            if tiers.store.faulty or key in tiers.distrusted:
                 break
         if isinstance(answer, Failed):
             return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
@@ -126,7 +123,7 @@ class Acquisition:
             manifest = await tiers.from_store(key, home, None)
             if manifest is not None:
                 return flights.found(key, serial, str(home), manifest)
-            if tiers.distrusts(key):  # this node's compile stays here: no other node should wait for it
+            if key in tiers.distrusted:  # this node's compile stays here: no other node should wait for it
                 await self._give_back(key, serial)
         return flights.may_compile(key, serial, self._now())
 
@@ -170,11 +167,7 @@ class Acquisition:
 
     async def _end(self, action: act.EndLease) -> None:
         await self._stop_acquiring(action.serial)
-        await self._give_back(action.key, action.serial)
-
-    async def _fail(self, action: act.FailLease) -> None:
-        if (lease := self._held.pop((action.key, action.serial), None)) is not None:
-            await self._quietly(lease.fail(action.log, action.where))
+        await self._give_back(action.key, action.serial, action.failure)
 
     async def _upload(self, action: act.Upload) -> None:
         """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
@@ -197,9 +190,9 @@ class Acquisition:
             acquiring.cancel()
             await asyncio.gather(acquiring, return_exceptions=True)
 
-    async def _give_back(self, key: str, serial: int) -> None:
+    async def _give_back(self, key: str, serial: int, failure: messages.Failed | None = None) -> None:
         if (lease := self._held.pop((key, serial), None)) is not None:
-            await self._quietly(lease.release())
+            await self._quietly(lease.release() if failure is None else lease.fail(failure.log, failure.where))
 
     async def _give_all_back(self) -> None:
         for task in list(self._tasks):
@@ -213,17 +206,12 @@ class Acquisition:
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): leases end by their TTL")
 
-    def _run(self, action: act.Task, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._done, action))
-        return task
+    def _uploading(self) -> list[asyncio.Task[None]]:
+        return [task for task, action in self._tasks.items() if isinstance(action, act.Upload)]
 
-    def _done(self, action: act.Task, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _done(self, task: asyncio.Task[None]) -> None:
+        action = self._tasks.pop(task)
+        if isinstance(action, act.Acquire):
+            self._acquiring.pop(action.serial, None)
         if tell_if_failed(task, "a lease task failed", self._notices.tell):
             self._report(self._flights.derailed(action.key, action.serial))
-
-    def _uploaded(self, key: str, task: asyncio.Task[None]) -> None:
-        if self._uploading.get(key) is task:
-            del self._uploading[key]

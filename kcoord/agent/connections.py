@@ -35,8 +35,6 @@ _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
 _BREATHER = 0.2  # seconds, while there are too many open files
 _LINGER = 3.0  # seconds, after the end of a process, in which the frames that it had sent are still read
-_MOST_UNREAD = 4 << 20  # bytes of answers that wait for a client to read them; one frame more may be added
-_MOST_UNANSWERED = 1000  # unanswered requests of one connection; a rank has one
 
 
 @dataclass
@@ -88,9 +86,6 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, connection: Connection) -> bool:
-        return connection.id in self._open
-
     def has_job(self, job: str) -> bool:
         """True if a client of this job is connected."""
         return any(connection.who.job == job for connection in self._open.values())
@@ -99,7 +94,7 @@ class Connections:
         """Raises `ProtocolError` if the process has ended. Requests that it sent before are still read, and a lead, a permit or
         an attendance ends with its process: granted after that, it would never end.
         """
-        if connection not in self:
+        if connection.id not in self._open:
             raise ProtocolError("the process that made this connection has ended")
 
     def new_id(self) -> int:
@@ -142,15 +137,7 @@ class Connections:
         self._send(connection, answer.to_wire(request))
 
     def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
-        """A client that does not read its answers is cut off: they are kept in memory."""
         if connection.transport.is_closing():
-            return
-        if connection.transport.get_write_buffer_size() > _MOST_UNREAD:
-            self._notices.tell(
-                f"a client, {connection.label}, does not read its answers: it is cut off",
-                about=f"unread {connection.who.pid}",
-            )
-            connection.transport.abort()  # `close` would keep what is unread until the client has gone
             return
         notices, connection.notices_sent = self._notices.since(connection.notices_sent)
         if notices and self.tells_clients and connection.who.local_rank in (None, 0):
@@ -286,8 +273,6 @@ class Connections:
         if self._ending:
             connection.transport.close()
             return
-        if len(connection.unanswered) >= _MOST_UNANSWERED:
-            raise ProtocolError(f"{_MOST_UNANSWERED} requests of this connection are not answered yet")
         request, message = parse_request(frame)
         if request in connection.unanswered:
             raise ProtocolError(f"the request {request} of this connection is not answered yet")

@@ -99,20 +99,11 @@ class Acquire:
 
 @dataclass(frozen=True)
 class EndLease:
-    """Release the lease uncompiled, and stop acquiring."""
+    """Stop acquiring, and release the lease uncompiled, or with this failure."""
 
     key: str
     serial: int
-
-
-@dataclass(frozen=True)
-class FailLease:
-    """End the lease with this failure."""
-
-    key: str
-    serial: int
-    log: str
-    where: str
+    failure: Failed | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,7 @@ class Upload:
     manifest: str | None = None
 
 
-Task = Acquire | EndLease | FailLease | Upload
+Task = Acquire | EndLease | Upload
 Action = Reply | Task
 
 
@@ -337,7 +328,7 @@ class Flights:
         if flight is None:
             return others
         answer = self._remember(key, Failed(log, where), now)
-        return self._end_awaited(flight, token, now, answer, FailLease(key, flight.serial, log, where))
+        return self._end_awaited(flight, token, now, answer, EndLease(key, flight.serial, answer))
 
     def not_published(self, key: str, token: str, why: str, now: float) -> list[Action]:
         """The leader compiled, and its files could not be published. That says nothing about the kernel, so it is no failure:

@@ -76,7 +76,7 @@ class StoreBreaker:
             return None
         began = self._changes
         try:
-            return await self._threads.run(lambda: work(store))
+            return await self._threads.run(functools.partial(work, store))
         except Paused:
             return None
         except StoreError as error:

@@ -61,15 +61,12 @@ class Tiers:
         # compiled here, and on their way into the store: those that are signed; without contents if these are large
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
         self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
-        self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
+        self.distrusted: set[str] = set()
+        """Keys whose artifact in the store this agent does not trust, and others may."""
         self.carried: Counter[str] = Counter()
         """For the metrics: artifacts and bytes that were ``published`` and ``fetched``."""
         self.faults: Counter[tuple[str, str]] = Counter()
         """For the metrics: failures of a ``publish`` or ``fetch``, by ``fault`` or ``invalid``."""
-
-    def distrusts(self, digest: str) -> bool:
-        """True if the store has an artifact of this key that this agent does not trust, and others may."""
-        return digest in self._distrusted
 
     def close(self) -> None:
         """Begin nothing more; nobody waits for a thread."""
@@ -192,8 +189,8 @@ class Tiers:
             self._arrived(digest, home, manifest)
             return stated
         except ArtifactDistrusted as error:
-            if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
-                self._distrusted.add(digest)
+            if error.unknown_key and len(self.distrusted) < _MOST_DISTRUSTED:
+                self.distrusted.add(digest)
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"{error}; the kernel is compiled instead")

@@ -13,7 +13,6 @@ from kcoord.agent.flights import (
     Attempt,
     Claimant,
     EndLease,
-    FailLease,
     Flights,
     Reply,
     State,
@@ -359,7 +358,7 @@ def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
     flights, token = led_by_a(B, C)
     failure = Failed("no registers", "rank 1")
     actions = flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert actions == [Reply(B, failure), Reply(C, failure), FailLease(KEY, 1, "no registers", "rank 1")]
+    assert actions == [Reply(B, failure), Reply(C, failure), EndLease(KEY, 1, failure)]
     assert list(flights) == []
 
 

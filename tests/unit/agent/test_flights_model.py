@@ -162,7 +162,7 @@ class Server:
                 self.acquiring[action.serial] = action.key
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
-                if action.serial in self.acquiring and not isinstance(action, act.FailLease):
+                if action.serial in self.acquiring:
                     self.cancelled[action.serial] = self.acquiring.pop(action.serial)
         self.check()
 
