@@ -43,6 +43,14 @@ class Tasks(Acquisition):
         self.tiers.close()
 
 
+def new_flights() -> Flights:
+    return Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
+
+
+def new_leases() -> LocalLeases:
+    return LocalLeases(15.0, 900.0, 30.0)
+
+
 def tasks_of(
     flights: Flights,
     leases: LocalLeases,
@@ -91,204 +99,164 @@ async def leader_of(flights: Flights, tasks: Tasks) -> str:
     return flight.leader.token
 
 
-def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(0.2, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases, ttl=0.2)
-        token = await leader_of(flights, tasks)
-        assert tasks.held == 1
-        end = time.monotonic() + 0.6
-        while time.monotonic() < end:
-            assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Wait)
-            await asyncio.sleep(0.02)
-        for action in flights.failed(KEY, token, "ptxas: no", "rank 1", time.monotonic()):
-            if not isinstance(action, act.Reply):
-                tasks.start(action)
-        await until(lambda: not tasks.busy)
-        assert tasks.held == 0
-        assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
+    leases, flights = LocalLeases(0.2, 900.0, 30.0), new_flights()
+    tasks = tasks_of(flights, leases, ttl=0.2)
+    token = await leader_of(flights, tasks)
+    assert tasks.held == 1
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Wait)
+        await asyncio.sleep(0.02)
+    for action in flights.failed(KEY, token, "ptxas: no", "rank 1", time.monotonic()):
+        if not isinstance(action, act.Reply):
+            tasks.start(action)
+    await until(lambda: not tasks.busy)
+    assert tasks.held == 0
+    assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
+    await tasks.end()
 
 
-def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
+async def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
     """There is no store, so there is nothing that other nodes could fetch."""
-
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        token = await leader_of(flights, tasks)
-        assert flights.landing(KEY, token)
-        for action in flights.landed(KEY, "/home/1"):
-            if not isinstance(action, act.Reply):
-                tasks.start(action)
-        await until(lambda: not tasks.busy)
-        assert tasks.held == 0
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.end()
-
-    asyncio.run(scenario())
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases)
+    token = await leader_of(flights, tasks)
+    assert flights.landing(KEY, token)
+    for action in flights.landed(KEY, "/home/1"):
+        if not isinstance(action, act.Reply):
+            tasks.start(action)
+    await until(lambda: not tasks.busy)
+    assert tasks.held == 0
+    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+    await tasks.end()
 
 
-def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        await leader_of(flights, tasks)
-        tasks.start(act.Upload(KEY, 1, "/home/1", "a manifest"))
-        await until(lambda: not tasks.busy)
-        assert tasks.held == 0
-        assert await leases.acquire(KEY, "theirs", "another node") == Ready("a manifest")
-        tasks.start(act.Upload("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
-        await until(lambda: not tasks.busy)
-        assert await leases.acquire("another key", "theirs", "another node") == Ready("its manifest")
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases)
+    await leader_of(flights, tasks)
+    tasks.start(act.Upload(KEY, 1, "/home/1", "a manifest"))
+    await until(lambda: not tasks.busy)
+    assert tasks.held == 0
+    assert await leases.acquire(KEY, "theirs", "another node") == Ready("a manifest")
+    tasks.start(act.Upload("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
+    await until(lambda: not tasks.busy)
+    assert await leases.acquire("another key", "theirs", "another node") == Ready("its manifest")
+    await tasks.end()
 
 
-def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_stops_asking() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        theirs = await leases.acquire(KEY, "theirs", "another node")
-        assert isinstance(theirs, Lease)
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: leases._watchers)
-        for action in flights.gone(1, time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: not tasks.busy)
-        assert not leases._watchers
-        await theirs.release()
-        assert not leases._held
-        assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_stops_asking() -> None:
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases)
+    theirs = await leases.acquire(KEY, "theirs", "another node")
+    assert isinstance(theirs, Lease)
+    for action in flights.claim(claimant(), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: leases._watchers)
+    for action in flights.gone(1, time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: not tasks.busy)
+    assert not leases._watchers
+    await theirs.release()
+    assert not leases._held
+    assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
+    await tasks.end()
 
 
-def test_a_claim_that_does_not_wait_asks_once() -> None:
-    async def scenario() -> None:
-        asked: list[str] = []
+async def test_a_claim_that_does_not_wait_asks_once() -> None:
+    asked: list[str] = []
 
-        class Leases(LocalLeases):
-            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-                asked.append(token)
-                return await super().acquire(key, token, holder, void=void)
+    class Leases(LocalLeases):
+        async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+            asked.append(token)
+            return await super().acquire(key, token, holder, void=void)
 
-        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        answered: list[act.Reply] = []
-        tasks = tasks_of(flights, leases, answered)
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        for action in flights.claim(claimant(waits=False), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: answered and not tasks.busy)
-        assert len(asked) == 2, "theirs, and ours once"
-        assert not leases._watchers
-        assert flights.get(KEY) is None
-        await tasks.end()
-
-    asyncio.run(scenario())
+    leases, flights = Leases(15.0, 900.0, 30.0), new_flights()
+    answered: list[act.Reply] = []
+    tasks = tasks_of(flights, leases, answered)
+    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+    for action in flights.claim(claimant(waits=False), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: answered and not tasks.busy)
+    assert len(asked) == 2, "theirs, and ours once"
+    assert not leases._watchers
+    assert flights.get(KEY) is None
+    await tasks.end()
 
 
-def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
-    async def scenario() -> None:
-        class Away(LocalLeases):
-            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-                raise LeaseUnavailable("it is away")
+async def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
+    class Away(LocalLeases):
+        async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+            raise LeaseUnavailable("it is away")
 
-        leases, flights, notices = (
-            Away(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-            Notices(),
-        )
-        tasks = tasks_of(flights, leases, notices=notices)
-        await leader_of(flights, tasks)
-        assert tasks.held == 0
-        assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
-        await tasks.end()
-
-    asyncio.run(scenario())
+    leases, flights, notices = Away(15.0, 900.0, 30.0), new_flights(), Notices()
+    tasks = tasks_of(flights, leases, notices=notices)
+    await leader_of(flights, tasks)
+    assert tasks.held == 0
+    assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
+    await tasks.end()
 
 
-def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back() -> None:
-    async def scenario() -> None:
-        leases, flights, notices = (
-            LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-            Notices(),
-        )
-        answered: list[act.Reply] = []
-        tasks = tasks_of(flights, leases, answered, notices=notices)
+async def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back() -> None:
+    leases, flights, notices = new_leases(), new_flights(), Notices()
+    answered: list[act.Reply] = []
+    tasks = tasks_of(flights, leases, answered, notices=notices)
 
-        async def ill(digest: str, home: Path, announced: str | None) -> str:
-            raise ZeroDivisionError("look")
+    async def ill(digest: str, home: Path, announced: str | None) -> str:
+        raise ZeroDivisionError("look")
 
-        tasks.tiers.from_store = ill  # type: ignore[method-assign]
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: answered and not tasks.busy)
-        assert flights.get(KEY) is None
-        assert not leases._held
-        assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
-        await tasks.end()
-
-    asyncio.run(scenario())
+    tasks.tiers.from_store = ill  # type: ignore[method-assign]
+    for action in flights.claim(claimant(), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: answered and not tasks.busy)
+    assert flights.get(KEY) is None
+    assert not leases._held
+    assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
+    await tasks.end()
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["the store has it not", "the store has it"])
-def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: Path, is_there: bool) -> None:
+async def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: Path, is_there: bool) -> None:
     """Its signer may be trusted no more: a leader whose files lost the race against that copy hands in nothing."""
-
-    async def scenario() -> None:
-        key, home = key_of("k"), tmp_path / "local" / "home"
-        theirs, store = opened(tmp_path / "theirs", THEIRS), opened(tmp_path / "store", OURS)
-        made = local.publish_local(stage(tmp_path / "there"), tmp_path / "there", key, 0.5, Origin.here(1, 0, ""))
-        contents = local.read_contents(made)
-        theirs.publish(made.manifest, contents)
-        before = store.publish(made.manifest, contents) if is_there else None
-        fetched = theirs.fetch(key.digest)
-        assert fetched is not None
-        local.install(fetched[0], fetched[1], home)
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases, store=store)
-        tasks.start(act.Upload(key.digest, 0, str(home)))
-        await until(lambda: not tasks.busy)
-        stated = store.stated(key.digest)
-        assert (stated and stated[1]) == before
-        answer = await leases.acquire(key.digest, "theirs", "another node")
-        assert answer == Ready(before) if before is not None else isinstance(answer, Lease)
-        await tasks.end()
-
-    asyncio.run(scenario())
+    key, home = key_of("k"), tmp_path / "local" / "home"
+    theirs, store = opened(tmp_path / "theirs", THEIRS), opened(tmp_path / "store", OURS)
+    made = local.publish_local(stage(tmp_path / "there"), tmp_path / "there", key, 0.5, Origin.here(1, 0, ""))
+    contents = local.read_contents(made)
+    theirs.publish(made.manifest, contents)
+    before = store.publish(made.manifest, contents) if is_there else None
+    fetched = theirs.fetch(key.digest)
+    assert fetched is not None
+    local.install(fetched[0], fetched[1], home)
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases, store=store)
+    tasks.start(act.Upload(key.digest, 0, str(home)))
+    await until(lambda: not tasks.busy)
+    stated = store.stated(key.digest)
+    assert (stated and stated[1]) == before
+    answer = await leases.acquire(key.digest, "theirs", "another node")
+    assert answer == Ready(before) if before is not None else isinstance(answer, Lease)
+    await tasks.end()
 
 
-def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: leases._watchers)
-        await within(10.0, tasks.drain(60.0))
-
-    asyncio.run(scenario())
+async def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases)
+    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+    for action in flights.claim(claimant(), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: leases._watchers)
+    await within(10.0, tasks.drain(60.0))
 
 
-def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        await leader_of(flights, tasks)
-        assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
-        await tasks.end()
-        assert list(leases._held) == ["collection"]
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-
-    asyncio.run(scenario())
+async def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases)
+    await leader_of(flights, tasks)
+    assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
+    await tasks.end()
+    assert list(leases._held) == ["collection"]
+    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
 
 
 # Leads without the lease: no other node is to wait for what does not get into the store.
@@ -320,101 +288,81 @@ def full_store(root: Path) -> FullStore:
     return store
 
 
-def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases, store=full_store(tmp_path / "store"))
-        await found_full(tasks, tmp_path / "local" / "k")
-        await leader_of(flights, tasks)
-        assert tasks.held == 0
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> None:
+    leases, flights = new_leases(), new_flights()
+    tasks = tasks_of(flights, leases, store=full_store(tmp_path / "store"))
+    await found_full(tasks, tmp_path / "local" / "k")
+    await leader_of(flights, tasks)
+    assert tasks.held == 0
+    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+    await tasks.end()
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(tmp_path: Path, full: bool) -> None:
+async def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(
+    tmp_path: Path, full: bool
+) -> None:
     """The other node may have given up since the store is full, which this one has not met."""
-
-    async def scenario() -> None:
-        store, leases, flights = (
-            full_store(tmp_path),
-            LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-        )
-        store.full = full
-        tasks = tasks_of(flights, leases, store=store)
-        theirs = await leases.acquire(KEY, "theirs", "another node")
-        assert isinstance(theirs, Lease)
-        leading = asyncio.create_task(leader_of(flights, tasks))
-        await until(lambda: leases._watchers)
-        assert not tasks.tiers.store.faulty
-        await theirs.release()
-        await leading
-        assert (tasks.held, tasks.tiers.store.faulty) == ((0, True) if full else (1, False))
-        await tasks.end()
-
-    asyncio.run(scenario())
+    store, leases, flights = full_store(tmp_path), new_leases(), new_flights()
+    store.full = full
+    tasks = tasks_of(flights, leases, store=store)
+    theirs = await leases.acquire(KEY, "theirs", "another node")
+    assert isinstance(theirs, Lease)
+    leading = asyncio.create_task(leader_of(flights, tasks))
+    await until(lambda: leases._watchers)
+    assert not tasks.tiers.store.faulty
+    await theirs.release()
+    await leading
+    assert (tasks.held, tasks.tiers.store.faulty) == ((0, True) if full else (1, False))
+    await tasks.end()
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(tmp_path: Path, full: bool) -> None:
-    async def scenario() -> None:
-        store, leases, flights = (
-            full_store(tmp_path / "store"),
-            LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-        )
-        tasks = tasks_of(flights, leases, store=store)
-        if full:
-            await found_full(tasks, tmp_path / "local" / "k")
-        await leases.ready(KEY, "a manifest")
-        await leader_of(flights, tasks)
-        assert tasks.held == (0 if full else 1)
-        answer = await leases.acquire(KEY, "theirs", "another node")
-        assert answer == Ready("a manifest") if full else isinstance(answer, Wait)
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(
+    tmp_path: Path, full: bool
+) -> None:
+    store, leases, flights = full_store(tmp_path / "store"), new_leases(), new_flights()
+    tasks = tasks_of(flights, leases, store=store)
+    if full:
+        await found_full(tasks, tmp_path / "local" / "k")
+    await leases.ready(KEY, "a manifest")
+    await leader_of(flights, tasks)
+    assert tasks.held == (0 if full else 1)
+    answer = await leases.acquire(KEY, "theirs", "another node")
+    assert answer == Ready("a manifest") if full else isinstance(answer, Wait)
+    await tasks.end()
 
 
-def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        key, home = key_of("k"), tmp_path / "local" / "k"
-        made = local.open_artifact(at_home(tmp_path / "there" / "k"))
-        assert made is not None
-        manifest = opened(tmp_path / "store", THEIRS).publish(made.manifest, local.read_contents(made))
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        await leases.ready(key.digest, manifest)
-        tasks = tasks_of(flights, leases, store=opened(tmp_path / "store", OURS))
-        for action in flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
-        assert not home.exists()
-        assert tasks.held == 0
-        assert await leases.acquire(key.digest, "theirs", "another node") == Ready(manifest)
-        await tasks.end()
-
-    asyncio.run(scenario())
+async def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(tmp_path: Path) -> None:
+    key, home = key_of("k"), tmp_path / "local" / "k"
+    made = local.open_artifact(at_home(tmp_path / "there" / "k"))
+    assert made is not None
+    manifest = opened(tmp_path / "store", THEIRS).publish(made.manifest, local.read_contents(made))
+    leases, flights = new_leases(), new_flights()
+    await leases.ready(key.digest, manifest)
+    tasks = tasks_of(flights, leases, store=opened(tmp_path / "store", OURS))
+    for action in flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
+    assert not home.exists()
+    assert tasks.held == 0
+    assert await leases.acquire(key.digest, "theirs", "another node") == Ready(manifest)
+    await tasks.end()
 
 
-def test_a_second_ready_that_proves_untrue_ends_in_a_compile_without_a_lease(tmp_path: Path) -> None:
+async def test_a_second_ready_that_proves_untrue_ends_in_a_compile_without_a_lease(tmp_path: Path) -> None:
     class Insists(LocalLeases):
         async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
             voids.append(void)
             return Ready(f"manifest {len(voids)}")
 
-    async def scenario() -> None:
-        store, flights = Store(tmp_path / "store"), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        store.open()
-        tasks = tasks_of(flights, Insists(15.0, 900.0, 30.0), store=store)
-        await leader_of(flights, tasks)
-        assert tasks.held == 0
-        await tasks.end()
-
     voids: list[str | None] = []
-    asyncio.run(scenario())
+    store, flights = Store(tmp_path / "store"), new_flights()
+    store.open()
+    tasks = tasks_of(flights, Insists(15.0, 900.0, 30.0), store=store)
+    await leader_of(flights, tasks)
+    assert tasks.held == 0
+    await tasks.end()
     assert voids == [None, "manifest 1"]
 
 
@@ -433,8 +381,8 @@ def bringing(tasks: Tasks, there: Path, home: Path) -> bool | None:
 
 def tasks_with(notices: Notices | None = None) -> Tasks:
     return tasks_of(
-        Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-        LocalLeases(15.0, 900.0, 30.0),
+        new_flights(),
+        new_leases(),
         notices=notices or Notices(),
     )
 
@@ -470,21 +418,17 @@ def test_nothing_is_copied_from_or_to_where_others_may_write(tmp_path: Path, whe
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_where_signatures_are_required_only_homes_that_this_agent_has_filled_are_copied(
+async def test_where_signatures_are_required_only_homes_that_this_agent_has_filled_are_copied(
     tmp_path: Path, required: bool
 ) -> None:
     """Also without a store. Another agent, with less trust, may have filled the home of a rank."""
-
-    async def scenario() -> None:
-        tiers, key = Tiers(None, tmp_path, Notices(), **_HEARERS, required=required), key_of("k")
-        theirs, ours = at_home(tmp_path / "theirs" / "k"), tmp_path / "ours" / "k"
-        assert await tiers.bring_home(key.digest, theirs, tmp_path / "one" / "k") is not required
-        staging = stage(ours)
-        await tiers.publish_locally(staging, ours, key, 0.5, Origin.here(1, 0, ""))
-        assert await tiers.bring_home(key.digest, ours, tmp_path / "two" / "k")
-        tiers.close()
-
-    asyncio.run(scenario())
+    tiers, key = Tiers(None, tmp_path, Notices(), **_HEARERS, required=required), key_of("k")
+    theirs, ours = at_home(tmp_path / "theirs" / "k"), tmp_path / "ours" / "k"
+    assert await tiers.bring_home(key.digest, theirs, tmp_path / "one" / "k") is not required
+    staging = stage(ours)
+    await tiers.publish_locally(staging, ours, key, 0.5, Origin.here(1, 0, ""))
+    assert await tiers.bring_home(key.digest, ours, tmp_path / "two" / "k")
+    tiers.close()
 
 
 def test_a_home_that_takes_no_files_is_told_of(tmp_path: Path) -> None:
@@ -516,66 +460,53 @@ async def publishing(tasks: Tasks, store: SlowStore, home: Path) -> None:
     await until(store.publishes.is_set)
 
 
-def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = SlowStore(tmp_path / "store")
-        store.open()
-        leases = LocalLeases(15.0, 900.0, 30.0)
-        tasks = tasks_of(Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), leases, store=store)
-        await publishing(tasks, store, tmp_path / "local" / "k")
-        assert tasks.uploads == 1
-        draining = asyncio.create_task(tasks.drain(20.0))
-        await asyncio.sleep(0)
-        store.may.set()
-        await within(20.0, draining)
-        stated = store.stated(key_of("k").digest)
-        assert stated is not None
-        assert await leases.acquire(key_of("k").digest, "theirs", "another node") == Ready(stated[1])
-        assert tasks.uploads == 0
-
-    asyncio.run(scenario())
+async def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
+    store = SlowStore(tmp_path / "store")
+    store.open()
+    leases = new_leases()
+    tasks = tasks_of(new_flights(), leases, store=store)
+    await publishing(tasks, store, tmp_path / "local" / "k")
+    assert tasks.uploads == 1
+    draining = asyncio.create_task(tasks.drain(20.0))
+    await asyncio.sleep(0)
+    store.may.set()
+    await within(20.0, draining)
+    stated = store.stated(key_of("k").digest)
+    assert stated is not None
+    assert await leases.acquire(key_of("k").digest, "theirs", "another node") == Ready(stated[1])
+    assert tasks.uploads == 0
 
 
-def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_its_leases(tmp_path: Path) -> None:
+async def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_its_leases(tmp_path: Path) -> None:
     class Hangs(LocalLeases):
         async def release(self, lease: Lease) -> bool:
             released.set()
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
-    async def scenario() -> None:
-        store, leases, flights = (
-            SlowStore(tmp_path / "store"),
-            Hangs(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-        )
-        store.open()
-        tasks = tasks_of(flights, leases, store=store)
-        await leader_of(flights, tasks)
-        await publishing(tasks, store, tmp_path / "local" / "k")
-        await within(10.0, tasks.drain(0.05, 0.05))
-        assert released.is_set()
-        await until(lambda: not [task for task in asyncio.all_tasks() if "_give_back" in repr(task.get_coro())])
-        store.may.set()
-
     released = threading.Event()
-    asyncio.run(scenario())
+    store, leases, flights = SlowStore(tmp_path / "store"), Hangs(15.0, 900.0, 30.0), new_flights()
+    store.open()
+    tasks = tasks_of(flights, leases, store=store)
+    await leader_of(flights, tasks)
+    await publishing(tasks, store, tmp_path / "local" / "k")
+    await within(10.0, tasks.drain(0.05, 0.05))
+    assert released.is_set()
+    await until(lambda: not [task for task in asyncio.all_tasks() if "_give_back" in repr(task.get_coro())])
+    store.may.set()
 
 
-def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = Store(tmp_path / "store")
-        store.open()
-        flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
-        tasks = tasks_of(flights, LocalLeases(15.0, 900.0, 30.0), answered, store=store)
-        await tasks.end()
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-        assert not answered
-        assert not tasks.busy
-        assert await tasks.tiers.store.use(lambda store: 1) is None
-        with pytest.raises(RuntimeError):
-            await tasks.tiers.locally(lambda: 1)
-
-    asyncio.run(scenario())
+async def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    flights, answered = new_flights(), list[act.Reply]()
+    tasks = tasks_of(flights, new_leases(), answered, store=store)
+    await tasks.end()
+    for action in flights.claim(claimant(), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await asyncio.sleep(0.02)
+    assert not answered
+    assert not tasks.busy
+    assert await tasks.tiers.store.use(lambda store: 1) is None
+    with pytest.raises(RuntimeError):
+        await tasks.tiers.locally(lambda: 1)

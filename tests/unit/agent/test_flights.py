@@ -1,4 +1,4 @@
-"""Each transition of the flights' state machine, by name."""
+"""Transitions of the flights' state machine by their answers, which the model in `test_flights_model` does not know."""
 
 from __future__ import annotations
 
@@ -57,21 +57,6 @@ def lease_tasks(actions: list[Action]) -> list[Action]:
 # Claims.
 
 
-def test_a_second_claim_joins_the_flight_and_asks_nobody() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.claim(B, 0.0) == []
-    (flight,) = flights
-    assert list(flight.waiters.values()) == [A, B]
-
-
-def test_another_key_has_a_flight_of_its_own() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    other = Claimant(9, 9, "other", "/home/9", "rank 9", MAX_WAIT)
-    assert flights.claim(other, 0.0) == [Acquire("other", 2, other.home)]
-
-
 def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
@@ -121,13 +106,6 @@ def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> 
     assert flights.claim(C, 1.0) == [Reply(C, failure)]
 
 
-def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
-    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
-
-
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
@@ -139,21 +117,6 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     (flight,) = flights
     assert (flight.serial, flight.state, flight.remote) == (2, State.ACQUIRING, "")
-
-
-def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
-    flights, token = led_by_a(B)
-    (flight,) = flights
-    assert (flight.state, list(flight.waiters.values())) == (State.LEADING, [B])
-    assert flight.leader == Attempt(A, token, 0.0)
-
-
-def test_a_claim_that_comes_while_we_acquire_leads_in_place_of_one_that_left() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.claim(B, 0.0)
-    flights.gone(A.owner, 0.0)
-    assert flights.may_compile(KEY, 1, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
 # Artifacts that have landed on this node.
@@ -203,13 +166,6 @@ def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does(
     assert flights.claim(HURRIED, 0.0) == busy
     flights.not_published(KEY, f"1.{A.id}", "disk full", 0.0)
     assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 2, HURRIED.home)]
-
-
-def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
-    flights = new_flights()
-    flights.claim(HURRIED, 0.0)
-    other = replace(HURRIED, id=5, owner=15)
-    assert flights.claim(other, 0.0) == [Reply(other, BUSY)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
@@ -296,34 +252,6 @@ def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
     assert list(flights) == []
 
 
-def test_a_token_that_leads_nothing_does_not_land() -> None:
-    flights, token = led_by_a(B)
-    assert not flights.landing(KEY, "1.999")
-    assert not flights.landing(KEY, "")
-    assert not flights.landing("other", token)
-    assert [f.state for f in flights] == [State.LEADING]
-
-
-def test_a_leader_lands_once() -> None:
-    flights, token = led_by_a(B)
-    assert flights.landing(KEY, token)
-    assert not flights.landing(KEY, token)
-
-
-def test_the_leader_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
-    flights, token = led_by_a(B)
-    flights.landing(KEY, token)
-    assert flights.gone(A.owner, 1.0) == []
-    assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
-
-
-def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
-    flights, token = led_by_a()
-    flights.landing(KEY, token)
-    assert flights.claim(B, 1.0) == []
-    assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
-
-
 def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
     flights, token = led_by_a(B)
     actions = flights.landed(KEY, "/elsewhere")
@@ -368,64 +296,6 @@ def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() 
     alone = Alone("disk full")
     assert flights.not_published(KEY, token, "disk full", 0.0) == [Reply(B, alone), Reply(C, alone), EndLease(KEY, 1)]
     assert flights.claim(B, 0.0) == [Acquire(KEY, 2, B.home)], "nothing is remembered"
-
-
-def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.not_published(KEY, "1.999", "disk full", 0.0) == []
-    assert flights.not_published("other", "1.1", "disk full", 0.0) == []
-    assert flights.claim(C, 0.0) == []
-
-
-def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.failed(KEY, "1.999", "log", "rank 9", 0.0) == []
-    assert flights.failed("other", "1.1", "log", "rank 9", 0.0) == []
-    assert flights.claim(C, 0.0) == []
-
-
-def test_a_leader_that_gives_up_is_followed_by_the_next() -> None:
-    flights, token = led_by_a(B, C)
-    assert flights.given_up(KEY, token, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
-    assert flights.given_up(KEY, token, 1.0) == []
-    (flight,) = flights
-    assert flight.leader is not None
-    assert (flight.leader.claimant, list(flight.waiters.values())) == (B, [C])
-
-
-def test_the_last_leader_that_gives_up_ends_the_lease() -> None:
-    flights, token = led_by_a()
-    assert flights.given_up(KEY, token, 1.0) == [EndLease(KEY, 1)]
-    assert list(flights) == []
-
-
-# The end of processes, and of patience.
-
-
-def test_a_leader_that_dies_is_followed_by_the_next() -> None:
-    flights, token = led_by_a(B)
-    assert flights.gone(A.owner, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
-    assert not flights.landing(KEY, token)
-
-
-def test_a_process_that_dies_leads_none_of_its_own_claims() -> None:
-    flights, _ = led_by_a()
-    again = Claimant(7, A.owner, KEY, "/home/7", "rank 1", MAX_WAIT)
-    flights.claim(again, 0.0)
-    assert flights.gone(A.owner, 1.0) == [EndLease(KEY, 1)]
-
-
-def test_a_waiter_that_dies_is_forgotten() -> None:
-    flights, token = led_by_a(B, C)
-    assert flights.gone(B.owner, 1.0) == []
-    flights.landing(KEY, token)
-    assert set(answered(flights.landed(KEY, A.home))) == {C.id}
-
-
-def test_a_process_that_dies_leaves_all_its_flights() -> None:
-    flights, _ = led_by_a(B)
-    flights.claim(Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
-    assert set(flights.gone(A.owner, 1.0)) == {Reply(B, Lead(f"1.{B.id}")), EndLease("other", 2)}
 
 
 # Waits that last for too long. `B`, `C` and `D` wait for `A`, and are overdue at `MAX_WAIT`.
@@ -590,39 +460,6 @@ def test_a_store_that_takes_too_long_lets_one_rank_compile_and_the_look_goes_on(
     assert flights.landing(KEY, "1.1")
 
 
-def test_a_leader_s_time_is_bounded() -> None:
-    flights, token = led_by_a()
-    late = Claimant(5, 15, KEY, "/home/5", "rank 5", 10 * LIMIT)
-    flights.claim(late, LIMIT - 1)
-    assert flights.tick(LIMIT) == []
-    assert flights.tick(LIMIT + 0.1) == [Reply(late, Lead("1.5"))]
-    assert not flights.landing(KEY, token)
-    assert flights.failed(KEY, token, "log", "rank 1", LIMIT + 1) == []
-
-
-def test_a_leader_whose_time_is_up_with_nobody_waiting_loses_the_lease() -> None:
-    flights, _ = led_by_a()
-    assert flights.tick(LIMIT + 0.1) == [EndLease(KEY, 1)]
-
-
-def test_an_unforeseen_error_lets_the_waiters_go() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.claim(B, 0.0)
-    actions = flights.derailed(KEY, 1)
-    assert set(answered(actions)) == {A.id, B.id}
-    assert all(isinstance(t, Alone) for t in answered(actions).values())
-    assert lease_tasks(actions) == [EndLease(KEY, 1)]
-    assert list(flights) == []
-
-
-def test_an_unforeseen_error_of_a_lease_task_does_not_stop_a_leader() -> None:
-    flights, token = led_by_a(B)
-    assert flights.derailed(KEY, 1) == []
-    assert flights.derailed(KEY, 9) == []
-    assert flights.landing(KEY, token)
-
-
 SLOW = 8.0
 SLOW_A, SLOW_B, SLOW_C = (replace(c, slow_after=lambda: SLOW) for c in (A, B, C))
 
@@ -663,15 +500,6 @@ def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
     assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
-def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
-    flights = new_flights()
-    flights.claim(SLOW_A, 0.0)
-    flights.may_compile(KEY, 1, 0.0)
-    assert flights.tick(2 * SLOW) == []
-    flights.claim(SLOW_B, 2 * SLOW)
-    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
-
-
 def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     known = [math.inf]
     flights = new_flights()
@@ -709,15 +537,6 @@ def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_comp
     assert answered(flights.tick(SLOW)) == {A.id: Lead("1.1", hedges=True)}
 
 
-def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
-    flights = new_flights()
-    flights.claim(SLOW_A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0)
-    flights.tick(SLOW)
-    assert flights.gone(A.owner, SLOW) == [EndLease(KEY, 1)]
-    assert not list(flights)
-
-
 def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, hedge_token)
@@ -736,14 +555,6 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
     assert flights.landing(KEY, token)
     assert set(answered(flights.landed(KEY, A.home))) == {D.id}
-
-
-def test_what_the_leader_lands_ends_the_hedge() -> None:
-    flights, token, hedge_token = hedged_flight()
-    assert flights.landing(KEY, token)
-    actions = flights.landed(KEY, "/there")
-    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
-    assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
 @pytest.mark.parametrize("how", ["failed", "given up", "gone", "stalled", "not published", "too long"])
@@ -792,44 +603,6 @@ def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
     assert flight is not None
     assert (flight.leader, flight.hedge) == (Attempt(SLOW_B, hedge_token, SLOW), None)
     assert flights.landing(KEY, hedge_token)
-
-
-def test_a_hedge_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
-    flights, _, hedge_token = hedged_flight()
-    assert flights.landing(KEY, hedge_token)
-    assert flights.gone(B.owner, SLOW + 1) == []
-    assert flights.stalled(KEY, hedge_token, SLOW + 1) == []
-    assert answered(flights.landed(KEY, "/there")) == {C.id: (Ready("wait"), "/there")}
-
-
-def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them() -> None:
-    flights, _, hedge_token = hedged_flight()
-    assert flights.landing(KEY, hedge_token)
-    assert flights.gone(A.owner, SLOW + 1) == []
-    actions = flights.landed(KEY, "/there")
-    assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
-    assert not list(flights), "it compiles nothing any more"
-
-
-def test_a_hedge_that_leads_and_cannot_publish_frees_those_who_wait() -> None:
-    flights, _, hedge_token = hedged_flight()
-    assert flights.landing(KEY, hedge_token)
-    flights.gone(A.owner, SLOW + 1)
-    actions = flights.not_published(KEY, hedge_token, "disk full", SLOW + 1)
-    assert actions == [Reply(SLOW_C, Alone("disk full")), EndLease(KEY, 1)]
-
-
-def test_a_compiler_that_gets_nowhere_is_followed_by_the_next() -> None:
-    flights, token = led_by_a(B)
-    actions = flights.stalled(KEY, token, 5.0)
-    assert list(answered(actions)) == [B.id]
-    assert flights.stalled(KEY, token, 6.0) == [], "it is not the leader any more"
-
-
-def test_a_compiler_that_gets_nowhere_with_nobody_waiting_loses_the_lease() -> None:
-    flights, token = led_by_a()
-    assert flights.stalled(KEY, token, 5.0) == [EndLease(KEY, 1)]
 
 
 def test_what_is_published_is_nobody_s_stall() -> None:
