@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import psutil
 import pytest
 
-from benchmarks.cluster import earlier_job, plot, plot_scale, scale
+from benchmarks.cluster import earlier_job
 from benchmarks.cluster.node import content_of
-from benchmarks.cluster.play import Kernels, LightNodes, Measured, bound, play
+from benchmarks.cluster.play import Kernels, LightNodes, bound, play
 from benchmarks.cluster.processes import ClusterError
-from benchmarks.cluster.table import IN_STEP, PROFILE, STOCK, recorded
+from benchmarks.cluster.table import recorded
 from benchmarks.nfs_model import NfsServer
-from benchmarks.result import Result
 from tests.support import interpose
 from tests.support.living import those_within, words_of
 from tests.support.sandbox import Sandbox, eventually
@@ -107,58 +105,6 @@ def test_the_profile_is_300_kernels_longest_first() -> None:
     assert [s for _, s in kernels] == sorted((s for _, s in kernels), reverse=True)
     assert bound(kernels, 1) == pytest.approx(sum(s for _, s in kernels))
     assert bound(kernels, 10_000) == kernels[0][1]
-
-
-def test_a_saved_result_is_drawn_with_every_point_that_was_measured() -> None:
-    result = Result(
-        "A simulated cluster: <300> kernels", ["nodes", "ranks", "way", "wall s", "bound s", "wall ÷ bound"]
-    )
-    result.rows = [
-        ["1", "8", PROFILE, "22.40", "22.02", "1.02"],
-        ["8", "64", PROFILE, "5.40", "2.75", "1.96"],
-        ["8", "64", IN_STEP, "178.00", "2.75", "64.70"],
-        ["1", "8", STOCK, "176.14", "22.02", "8.00"],
-        ["8", "64", STOCK, "176.14", "2.75", "64.05"],
-    ]
-    title, ways = plot.read(result.text())
-    assert title == result.title
-    assert ways[PROFILE] == [(8, 22.4), (64, 5.4)]
-    assert ways["bound"] == [(8, 22.02), (64, 2.75)]
-    drawing = ElementTree.fromstring(plot.draw(title, ways))
-    namespace = "{http://www.w3.org/2000/svg}"
-    assert drawing.findtext(f"{namespace}title") == result.title
-    marks = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in drawing.iter(f"{namespace}circle")]
-    first, second, legend = marks
-    assert first[0] < second[0], "more ranks are further to the right"
-    assert first[1] < second[1] < legend[1], "a shorter wall is further down, and the legend below everything"
-    labels = {text.text for text in drawing.iter(f"{namespace}text")}
-    assert {"22.4", "5.4", "8", "64", "10 s", "100 s"} <= labels
-
-
-def test_what_is_no_result_of_the_cluster_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "odd.md").write_text("# Odd\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n")
-    assert plot.main(str(tmp_path / "odd.md")) == 1
-    assert "holds no table of the simulated cluster" in capsys.readouterr().err
-
-
-def test_the_rows_of_a_large_cluster_are_drawn_beside_their_goals() -> None:
-    found = Measured(
-        1250, 1278, 300, wall=200.0, bound=10.57, compiled={"kernel": 1}, reached=[300], alone=0, agent_cpu=1.0,
-        redis_cpu=0.66, redis={"evalsha": (3750, 9000)}, connections=2500, memory=1250 << 15, told=[0.4, 2.0], machine=90.0,
-        saturated=0.5, said=[], ours=40.0, heard=[0.1, 0.8], requests=3_000_000, agent_memory=45e6,
-    )  # fmt: skip
-    result = Result("A simulated cluster on a modelled NFS", list(scale.COLUMNS))
-    result.rows = [scale.cells(scale.Row(1250, 300, way), found, 4.0) for way in scale.WAYS]
-    rows = plot_scale.read(result.text())
-    cold = rows[0]
-    assert (cold["wall s"], cold["bound: store s"], cold["wall ÷ bound"]) == ("50.00", "50.00", "1.00")
-    assert cold["heard, 99 % ms"] == "200", "times are those of the cluster, not of the slower clock"
-    assert cold["Redis CPU s"] == "0.66", "CPU is this machine's"
-    titles = [title for title, _, _ in plot_scale.drawings(rows)]
-    drawing = ElementTree.fromstring(plot_scale.draw(rows))
-    texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert [title for title in titles if title in texts] == titles
-    assert {"cold, with a profile", "warm, pack", "goal for 99 %", "1,250"} <= set(texts)
 
 
 def test_a_dilation_finds_every_wait_of_kcoords_that_it_makes_longer(sandbox: Sandbox) -> None:

@@ -369,13 +369,8 @@ def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
 
 
 def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: Sandbox) -> None:
-    jobs = [
-        sandbox.start(
-            *KCOORD, "exec", "--",
-            sys.executable, str(PROGRAMS / "generic_rank.py"), "6", "0.05",
-        )
-        for _ in range(4)
-    ]  # fmt: skip
+    command = (*KCOORD, "exec", "--", sys.executable, PROGRAMS / "generic_rank.py", "6", "0.05")
+    jobs = [sandbox.fork_kcoord(*command) for _ in range(4)]
     done = [finish(job) for job in jobs]
     assert [d.returncode for d in done] == [0] * 4, [d.stderr for d in done]
     reports = [json.loads(x) for d in done for x in d.stdout.splitlines() if x.startswith("{")]

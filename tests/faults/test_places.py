@@ -34,9 +34,6 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "asked", "", -1, 
 PyMODINIT_FUNC PyInit_asked(void) { return PyModule_Create(&definition); }
 """
 BUILDS = f"""
-import sys, kcoord
-if "installed" in sys.argv:
-    kcoord.install()
 from triton.runtime.build import compile_module_from_src
 print(compile_module_from_src({_MODULE!r}, "asked").answer())
 """
@@ -137,29 +134,27 @@ def test_a_home_that_stays_keeps_what_a_job_with_a_temporary_directory_of_its_ow
 
 
 @needs_compiler
-@pytest.mark.parametrize("launched", [True, False], ids=["launched", "installed"])
 def test_a_module_is_built_and_loads_although_nothing_loads_from_the_temporary_directory(
-    sandbox: Sandbox, home: Path, noexec: Path, launched: bool
+    sandbox: Sandbox, home: Path, noexec: Path
 ) -> None:
     pytest.importorskip("triton")
     elsewhere = (
         f"import tempfile; tempfile.tempdir = {str(sandbox.root)!r}\n"  # Triton tries what it built before it caches it
     )
     for _ in ("cold", "warm"):
-        assert run(sandbox, elsewhere + BUILDS, "installed", launched=launched)[0] == "42"
+        assert run(sandbox, elsewhere + BUILDS)[0] == "42"
     assert list(home.glob(".cache/kcoord/triton/*/asked*.so"))
 
 
-@pytest.mark.parametrize("launched", [True, False], ids=["launched", "installed"])
 def test_kernels_are_compiled_once_although_the_temporary_directory_is_full(
-    sandbox: Sandbox, home: Path, full: Path, launched: bool
+    sandbox: Sandbox, home: Path, full: Path
 ) -> None:
     """Python, and so Triton, takes the next one for its own temporary files."""
     pytest.importorskip("triton")
     after = sandbox.root / "after"
     after.mkdir()
     both = f"import tempfile; tempfile._candidate_tempdir_list = lambda: {[str(full), str(after)]};"
-    lines = [run(sandbox, KERNELS, before=both + ONLY_TMPDIR, launched=launched) for _ in ("cold", "warm")]
+    lines = [run(sandbox, KERNELS, before=both + ONLY_TMPDIR, launched=False) for _ in ("cold", "warm")]
     counts = list(map(compiled_by, lines))
     assert counts == [2, 0]
     assert len(list(home.glob(".cache/kcoord/triton/*/*.cubin"))) == 2
@@ -256,8 +251,7 @@ def test_a_user_without_a_home_has_a_place(sandbox: Sandbox, home: Path, tempora
     assert place.startswith(f"{temporary}/")
 
 
-@pytest.mark.parametrize("trust", ["off", "require"])
-@pytest.mark.parametrize("launcher", ["exec", "torchrun"])
+@pytest.mark.parametrize(("launcher", "trust"), [("exec", "off"), ("torchrun", "require")])
 def test_a_node_whose_directory_is_open_to_all_runs_its_part_without_kcoord(
     sandbox: Sandbox, trust: str, launcher: str
 ) -> None:

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     ("way", "variables"),
     [
-        ("mp_spawn", {}),
         ("forkserver_pool", {}),
         ("vllm", {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}),
         ("vllm", {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
@@ -24,8 +23,6 @@ pytest.importorskip("triton")
     ],
 )
 def test_workers_compile_each_kernel_once(sandbox: Sandbox, way: str, variables: dict[str, str]) -> None:
-    if way == "mp_spawn":
-        pytest.importorskip("torch")
     check(sandbox, below_exec(sandbox, "workers.py", way, **variables))
 
 

@@ -17,8 +17,13 @@ USUAL = 100  # examples of a test without a profile
 LONG = 20  # times as many
 
 
+def is_long() -> bool:
+    """True with ``--hypothesis-profile=long``, as ``make fuzz`` has it."""
+    return settings.default.max_examples > USUAL  # type: ignore[union-attr]
+
+
 def fuzz(examples: int) -> Callable[[F], F]:
-    """Try so many `examples`, or with ``--hypothesis-profile=long``, as ``make fuzz`` has it, `LONG` times as many."""
+    """Try so many `examples`, or, if it `is_long`, `LONG` times as many."""
 
     def decorate(test: F) -> F:
         return pytest.mark.fuzz(_tried(examples)(test))  # type: ignore[no-any-return]
@@ -35,8 +40,9 @@ def _tried(examples: int, **more: Any) -> settings:
     checks = [
         HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much,
     ]  # fmt: skip
-    times = max(1, settings.default.max_examples // USUAL)  # type: ignore[union-attr]
-    return settings(max_examples=examples * times, deadline=None, suppress_health_check=checks, **more)
+    return settings(
+        max_examples=examples * (LONG if is_long() else 1), deadline=None, suppress_health_check=checks, **more
+    )
 
 
 def nested(depth: int, kind: str = "list") -> Any:

@@ -18,16 +18,6 @@ import worker
 from worker import WORKERS
 
 
-def mp_spawn(reports: str) -> None:
-    import torch.multiprocessing
-
-    torch.multiprocessing.spawn(numbered, args=(reports,), nprocs=WORKERS)
-
-
-def numbered(number: int, reports: str) -> None:
-    worker.work(reports, number)
-
-
 def forkserver_pool(reports: str) -> None:
     """The server has imported Triton, and all that its import hooks, before it forks a worker."""
     multiprocessing.set_forkserver_preload(["triton"])
@@ -99,7 +89,7 @@ def kill_below() -> None:
             process.kill()
 
 
-WAYS = {each.__name__: each for each in (mp_spawn, forkserver_pool, vllm, sglang)}
+WAYS = {each.__name__: each for each in (forkserver_pool, vllm, sglang)}
 
 if __name__ == "__main__":
     way, reports, code = sys.argv[1:]
