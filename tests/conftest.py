@@ -21,7 +21,7 @@ from hypothesis import settings
 from kcoord.testing.leases import bounded
 from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
-from tests.support.forked_agents import fork_agents
+from tests.support.forked import fork_agents
 from tests.support.fuzzing import LONG, USUAL
 from tests.support.interpose import Interposer
 from tests.support.processes import WITH_KCOORD

@@ -20,7 +20,7 @@ from kcoord.rank.client import Lead
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
-from tests.support import forked_agents, interpose
+from tests.support import forked, interpose
 from tests.support.agents import Node, key_of, until, watching
 from tests.support.interpose import Interposer
 
@@ -116,7 +116,7 @@ def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
         started.append(process.pid)
         return process
 
-    monkeypatch.setattr(forked_agents, "enabled", False)  # a forked one has started before it is killed
+    monkeypatch.setattr(forked, "enabled", False)  # a forked one has started before it is killed
     monkeypatch.setattr(spawn, "start_process", start_and_kill_the_first)
     with Node() as node:
         client = node.client()

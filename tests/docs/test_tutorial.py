@@ -89,7 +89,7 @@ def walk(sandbox: Sandbox, script: str, *into: str, first: Path) -> str:
     """The output of the page's commands, in the sandbox's directory. `first`: searched for programs before all others."""
     path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_POOL_WORKERS": "0"}
-    forks = dict.fromkeys(("FORKS_RANKS", "FORKS_WARMUPS"), fork_server((WITH_TORCH,)).address)
+    forks = {"FORKS_RANKS": fork_server((WITH_TORCH,)).address}
     environment = with_agents_forked(sandbox.env(PATH=path, KCOORD=str(ROOT), **variables, **forks))
     command, pipe = [*into, "bash", "-c", script], subprocess.PIPE
     done = subprocess.run(command, env=environment, cwd=sandbox.root, stdout=pipe, stderr=subprocess.STDOUT, text=True)

@@ -18,13 +18,13 @@ from kcoord.protocol import endpoint
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Alone
 from kcoord.telemetry.events import Notices
-from tests.support import forked_agents
+from tests.support import forked
 from tests.support.agents import ROOT, Node, end_agent, until, watching
 
 
 @pytest.fixture(autouse=True)
 def _agents_have_interpreters_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_agents, "enabled", False)
+    monkeypatch.setattr(forked, "enabled", False)
 
 
 ASK = """

@@ -16,7 +16,7 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.pool_start import PoolStart
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support import forked_pools, processes
+from tests.support import forked, processes
 from tests.support.sandbox import WITH_TRITON, Sandbox, eventually
 from tests.support.shared_servers import fork_server
 from tests.support.triton_ranks import hooked
@@ -65,8 +65,8 @@ def started(
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)
-        patched.setenv(forked_pools.VARIABLE, fork_server((WITH_TRITON,)).address)
-        patched.setattr(PoolStart, "_started", forked_pools._forked)
+        patched.setenv(forked.POOLS, fork_server((WITH_TRITON,)).address)
+        patched.setattr(PoolStart, "_started", forked.start_pool)
         patched.delenv("KCOORD_SPAWN", raising=False)
         patched.setattr(pool_start, "_COMPILERS", first)
         start.start_early([*path, *sys.path], script, os.environ, first)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.forked_agents import naming
+from tests.support import forked
 from tests.support.forkserver import Forked
 from tests.support.shared_servers import fork_server
 
@@ -43,4 +43,4 @@ def start(
 
 def with_agents_forked(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for a forked process whose agents are to be forked, too."""
-    return naming(fork_server((WITH_KCOORD,)).address, environ)
+    return forked.with_agents(fork_server((WITH_KCOORD,)).address, environ)

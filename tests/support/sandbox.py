@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import living, toolchain
+from tests.support import forked, living, toolchain
 from tests.support.environment import clean_environ
 from tests.support.forkserver import Forked
 from tests.support.processes import WITH_KCOORD, with_agents_forked
@@ -78,7 +78,7 @@ class Sandbox:
 
     def fork_torchrun(self, *arguments: str | Path, **more: str | None) -> Started:
         """As `fork`, for a torchrun whose ranks are forked, too."""
-        return self.fork(*arguments, **more, FORKS_RANKS=fork_server((WITH_TORCH,)).address)
+        return self.fork(*arguments, **more, **{forked.RANKS: fork_server((WITH_TORCH,)).address})
 
     def fork_kcoord(self, *arguments: str | Path, **more: str | None) -> Started:
         """As `fork`, for a program of kcoord alone."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.settings import Settings
-from tests.support import forked_pools, toolchain
+from tests.support import forked, toolchain
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
 from tests.support.shared_servers import fork_server
 
@@ -34,7 +34,7 @@ def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None
 
 
 def fork_rank(sandbox: Sandbox, *arguments: str | Path, **more: str | None) -> Started:
-    pools = {forked_pools.VARIABLE: fork_server((WITH_TRITON,)).address}
+    pools = {forked.POOLS: fork_server((WITH_TRITON,)).address}
     return sandbox.fork(RANK, *arguments, preload=WITH_TRITON, **{**pools, **more})
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from tests.support.forked_agents import fork_agents
-from tests.support.forked_warmups import fork_warmups
+from tests.support.forked import fork_agents
 
 for _name in (
     "kcoord.agent.__main__",
@@ -24,4 +23,3 @@ for _name in (
     importlib.import_module(_name)
 del sys.modules["kcoord.agent.__main__"]  # each agent runs it
 fork_agents()
-fork_warmups()

@@ -53,8 +53,7 @@ from torch._inductor.fx_passes import joint_graph, post_grad  # noqa: E402
 from torch._inductor.runtime.triton_compat import triton_key  # noqa: E402
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: E402
 
-from tests.support.forked_agents import fork_agents  # noqa: E402
-from tests.support.forked_ranks import fork_ranks  # noqa: E402
+from tests.support.forked import fork_agents, fork_ranks  # noqa: E402
 
 del sys.modules["kcoord_launch.torchrun"]  # each torchrun runs it
 # torch asks `inspect` for the name, which looks at each module for each frame: 0.4 s for a torchrun

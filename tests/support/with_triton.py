@@ -12,8 +12,7 @@ import kcoord.files.atomic
 import kcoord.keys.function.walk
 import kcoord.rank.coordinator
 import kcoord.replay.process  # noqa: F401
-from tests.support.forked_agents import fork_agents
-from tests.support.forked_pools import fork_pools
+from tests.support.forked import fork_agents, fork_pools
 
 fork_agents()
 fork_pools()
