@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgpack
 
@@ -35,62 +33,11 @@ from kcoord.packs.recipe import MOST_RECIPES, Known, Recipe, add, merge
 from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry.events import Notices
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class FileFormat:
-    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items of `values` values each."""
-
-    head: bytes
-    suffix: str
-    largest: int
-    most: int
-    values: int
-
-    def encode(self, items: Iterable[Any]) -> bytes:
-        body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
-        return with_check(self.head, body)
-
-    def decode(self, content: bytes) -> list[Any]:
-        """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
-        body = body_of(self.head, content)
-        items = unpack(body, 1 + self.most * self.values, unicode_errors="surrogatepass")
-        if not isinstance(items, list) or len(items) > self.most:
-            raise ValueError(f"it is not a list of at most {self.most} items")
-        return items
-
-    def name(self, content: str) -> str:
-        """The name of the file that holds what `content` describes: equal writers write one file."""
-        return hashlib.sha256(content.encode()).hexdigest() + self.suffix
-
-    def paths(self, directory: Path) -> list[Path]:
-        """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
-        return paths_of(directory, self.suffix)
-
-    def read(
-        self,
-        path: Path,
-        parse: Callable[[bytes], list[T]],
-        skipped: Callable[[OSError | ArtifactInvalid | ValueError], None],
-    ) -> list[T] | None:
-        """The items that ``parse(content)`` returns; None if the file is gone.
-
-        Empty, after ``skipped(error)``, if the file cannot be read, or `parse` raises `ArtifactInvalid` or ValueError.
-        """
-        try:
-            return parse(read_plain(path, self.largest))
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS v3
-                return None
-            skipped(error)
-        except (ArtifactInvalid, ValueError) as error:
-            skipped(error)
-        return []
-
-
 MOST_PARTS = 64  # of a profile that are read
-PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES, values=32)
+LARGEST_PART = 256 << 20  # bytes
+HEAD = b"kcoord-profile-1\n"  # the first line of a part
+_SUFFIX = ".recipes"
+_VALUES = 32  # of a recipe on the wire, at most
 
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:
@@ -176,23 +123,30 @@ def parts(
 
 def newest_parts(directory: Path) -> list[Path]:
     """The parts that are read, the newest last. Raises OSError."""
-    found = PARTS.paths(directory)
-    return (
-        sorted(found, key=lambda path: (written_at(path), path.name))[-MOST_PARTS:]
-        if len(found) > MOST_PARTS
-        else found
-    )
+    found = paths_of_parts(directory)
+    if len(found) <= MOST_PARTS:
+        return found
+    return sorted(found, key=lambda path: (written_at(path), path.name))[-MOST_PARTS:]
+
+
+def paths_of_parts(directory: Path) -> list[Path]:
+    """All parts in `directory`, sorted; none if there is no such directory. Raises OSError."""
+    return paths_of(directory, _SUFFIX)
 
 
 def encode_part(recipes: dict[str, Recipe]) -> bytes:
     """The content of an unsigned part, of recipes by digest. Equal recipes give equal bytes."""
-    return PARTS.encode(recipes[digest].to_wire() for digest in sorted(recipes))
+    items = [recipes[digest].to_wire() for digest in sorted(recipes)]
+    return with_check(HEAD, bytes(msgpack.packb(items, unicode_errors="surrogatepass")))
 
 
 def decode_part(content: bytes, known: Known | None = None) -> list[Recipe]:
     """The recipes of an unsigned part. Raises ValueError if it is torn or malformed. `known`: see `Known`."""
     known = Known() if known is None else known
-    return [Recipe.from_wire(data, known) for data in PARTS.decode(content)]
+    items = unpack(body_of(HEAD, content), 1 + MOST_RECIPES * _VALUES, unicode_errors="surrogatepass")
+    if not isinstance(items, list) or len(items) > MOST_RECIPES:
+        raise ValueError(f"it is not a list of at most {MOST_RECIPES} recipes")
+    return [Recipe.from_wire(data, known) for data in items]
 
 
 def save_part(
@@ -211,13 +165,14 @@ def save_part(
         raise StoreError(f"{directory}: {VERIFIES_ONLY}", VERIFIES_ONLY)
     by_digest = merge(recipes)
     content = trust.seal(PROFILE, encode_part(by_digest))
-    if len(content) > PARTS.largest:
+    if len(content) > LARGEST_PART:
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     if local_dir is not None:
         with store_errors(directory):
             make_own(directory)
-    # the signer is in the name: a part of one key does not replace a part of another
-    return save(directory, PARTS.name(" ".join([trust.signer, *sorted(by_digest)])), content, earlier)
+    # equal writers write one file; the signer is in its name: a part of one key does not replace a part of another
+    name = hashlib.sha256(" ".join([trust.signer, *sorted(by_digest)]).encode()).hexdigest()
+    return save(directory, name + _SUFFIX, content, earlier)
 
 
 def _private_roots(settings: Settings) -> list[Path]:
@@ -230,23 +185,20 @@ def _private_roots(settings: Settings) -> list[Path]:
 
 def _read_part(path: Path, notices: Notices, trust: Trust, known: Known) -> list[Recipe] | None:
     """None if the part is gone, empty if it is skipped."""
-
-    def parse(sealed: bytes) -> list[Recipe]:
+    try:
+        sealed = read_plain(path, LARGEST_PART)
         doubt = trust.doubt(PROFILE, sealed)
-        if doubt is not None:
-            about = f"profile {path.parent.name}: {doubt.fault}"
-            notices.tell(f"{doubt.of(path)}; a part of a profile is skipped", about=about)
-            return []
-        content, _ = split(sealed)
-        return decode_part(content, known)
-
-    def skipped(error: Exception) -> None:
-        if isinstance(error, OSError):
-            notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
-        else:
-            notices.tell(f"{path}: a part of a profile is skipped: {error}")
-
-    return PARTS.read(path, parse, skipped)
+        if doubt is None:
+            return decode_part(split(sealed)[0], known)
+        about = f"profile {path.parent.name}: {doubt.fault}"
+        notices.tell(f"{doubt.of(path)}; a part of a profile is skipped", about=about)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS v3
+            return None
+        notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
+    except (ArtifactInvalid, ValueError) as error:
+        notices.tell(f"{path}: a part of a profile is skipped: {error}")
+    return []
 
 
 def times_of_profiles(root: Path) -> dict[str, float]:

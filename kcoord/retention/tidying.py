@@ -17,7 +17,7 @@ from kcoord.files.atomic import LAYOUT
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
 from kcoord.packs.pack_files import all_packs, number_of, signer_of
-from kcoord.packs.recipe_files import MOST_PARTS, PARTS, newest_parts, profiles_in
+from kcoord.packs.recipe_files import newest_parts, paths_of_parts, profiles_in
 from kcoord.retention.limits import Collected
 
 _DAY = 86400.0  # seconds
@@ -107,8 +107,7 @@ def tidy_parts(store: Path) -> int:
     trash, removed, profiles = Trash(store / LAYOUT / "trash", store), 0, store / LAYOUT / "profiles"
     for directory in [profiles / name for name in profiles_in(profiles)]:
         sweep(directory, store)  # left by a killed writer
-        paths = PARTS.paths(directory)
-        for path in set(paths).difference(newest_parts(directory)) if len(paths) > MOST_PARTS else ():
+        for path in set(paths_of_parts(directory)).difference(newest_parts(directory)):
             now = beneath.touched(directory, store)
             with suppress(FileNotFoundError):  # its writer has just replaced it
                 removed += now - path.lstat().st_mtime > _DAY and trash.take(path) is not None

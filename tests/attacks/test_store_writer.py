@@ -35,7 +35,7 @@ from kcoord.packs.index import Use
 from kcoord.packs.pack import Pack
 from kcoord.packs.pack_files import packs_of
 from kcoord.packs.prefetch import prefetch
-from kcoord.packs.recipe_files import PARTS, parts, save_part
+from kcoord.packs.recipe_files import HEAD, parts, save_part
 from kcoord.packs.writing import write_pack
 from kcoord.retention.limits import Limits
 from kcoord.retention.pins import kept_by_pins, pin, uses_by_packs
@@ -383,7 +383,7 @@ def tree(values: int) -> bytes:
 
 
 def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
-    directory, content = root / "v2" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
+    directory, content = root / "v2" / "profiles" / "job", with_check(HEAD, tree(4 << 20))
     save_part(directory, [recipe("kernel", 1.0)])
     (directory / f"{'f' * 64}.recipes").write_bytes(content)
     notices = Notices()

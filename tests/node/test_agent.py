@@ -21,7 +21,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
-from kcoord.packs.recipe_files import PARTS
+from kcoord.packs.recipe_files import paths_of_parts
 from kcoord.protocol import endpoint, messages
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
@@ -403,7 +403,7 @@ def test_what_ranks_recorded_is_on_disk_as_soon_as_the_last_one_has_left() -> No
         first.close()
         assert not profile.exists()
         last.close()
-        until(lambda: PARTS.paths(profile))
+        until(lambda: paths_of_parts(profile))
 
 
 def test_a_notice_reaches_the_ranks_that_are_first_on_their_node() -> None:

@@ -281,9 +281,9 @@ def test_torn_and_foreign_parts_are_skipped_with_a_notice(settings: Settings, mo
         b"",
         b"\x93\x01",
     ]
-    bodies = [profile_module.PARTS.head + hashlib.sha256(b).digest() + b for b in wrong]
+    bodies = [profile_module.HEAD + hashlib.sha256(b).digest() + b for b in wrong]
     torn = [content[:-1], content[:20], b"", content[:-1] + b"\xff", *bodies, content + bytes(2000)]
-    monkeypatch.setattr(profile_module, "PARTS", replace(profile_module.PARTS, largest=len(content) + 1000))
+    monkeypatch.setattr(profile_module, "LARGEST_PART", len(content) + 1000)
     for number, bad in enumerate(torn):
         (home(settings) / f"{number}.recipes").write_bytes(bad)
     (home(settings) / "a-directory.recipes").mkdir()
@@ -338,7 +338,7 @@ def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(settings: Setti
 def test_a_profile_is_bounded(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr(recipe_module, "MOST_RECIPES", 3)
     assert [r.call for r in merge(recipe(n) for n in (1, 2, 1, 3, 4)).values()] == [(1,), (2,), (3,)]
-    monkeypatch.setattr(profile_module, "PARTS", replace(profile_module.PARTS, largest=100))
+    monkeypatch.setattr(profile_module, "LARGEST_PART", 100)
     with pytest.raises(StoreError, match="too large"):
         save_part(home(settings), [recipe(1)])
 

@@ -13,7 +13,7 @@ import pytest
 from kcoord.backends.ninja.request import inputs_of
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
-from kcoord.packs.recipe_files import PARTS
+from kcoord.packs.recipe_files import paths_of_parts
 from tests.support.command import kcoord
 from tests.support.sandbox import Sandbox, eventually, finish
 
@@ -102,7 +102,7 @@ def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, sou
         return str(done.stdout.splitlines()[-1])
 
     first = train("first")
-    eventually(lambda: PARTS.paths(profile), timeout=60, what="the profile is stored")
+    eventually(lambda: paths_of_parts(profile), timeout=60, what="the profile is stored")
     for lost in ("objects", "packs"):
         shutil.rmtree(sandbox.root / "store" / "v2" / lost, ignore_errors=True)
     warmed = kcoord(sandbox, "warmup", "job", **store)
