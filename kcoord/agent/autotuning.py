@@ -26,8 +26,7 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
 from kcoord.latest import Latest
-from kcoord.packs.choices import KIND, choice_in
-from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe import CHOICE, Recipe, choice_in
 from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
 
@@ -49,7 +48,7 @@ class Choices:
     def learn(self, recipes: Iterable[Recipe]) -> None:
         """Take the choices of a profile."""
         for recipe in recipes:
-            if recipe.backend == KIND:
+            if recipe.backend == CHOICE:
                 try:
                     self._recorded[choice_in(recipe)[0].digest] = recipe
                 except ValueError as error:

@@ -25,7 +25,7 @@ from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_fla
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.packs.choices import KIND
+from kcoord.packs.recipe import CHOICE
 from kcoord.replay.profile_access import recorded
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.spans import plain_text
@@ -62,7 +62,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         return
     recipes = recorded(settings, name)
     most = workers or int(cores())
-    one_each = gpus() if not targets and any(not r.target and r.backend != KIND for r in recipes) else [{}]
+    one_each = gpus() if not targets and any(not r.target and r.backend != CHOICE for r in recipes) else [{}]
     begun = time.perf_counter()
     processes: list[subprocess.Popen[str]] = []
     with _interrupted_by_signals(), supervised(settings, job_name(settings), sums_up=False) as beside:

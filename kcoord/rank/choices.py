@@ -10,8 +10,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.packs.choices import choice_recipe
-from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe import Recipe, choice_recipe
 from kcoord.protocol.fields import carried
 from kcoord.protocol.messages import Choice, Lookup, Measure, Measurements, Offer, Request
 from kcoord.rank.client import AgentClient

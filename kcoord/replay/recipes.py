@@ -9,8 +9,7 @@ from kcoord.backends.fail_open import coordinator_in_use, notices
 from kcoord.backends.registry import compiler_of, install, replayer
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
-from kcoord.packs.choices import KIND, choice_in
-from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe import CHOICE, Recipe, choice_in
 
 
 def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[Recipe]:
@@ -21,7 +20,7 @@ def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[R
     found: dict[str, Recipe] = {}
     hooked: list[str] | None = None
     for recipe in recipes:
-        if recipe.backend == KIND:
+        if recipe.backend == CHOICE:
             found.setdefault(recipe.digest, recipe)
             continue
         compiler = compiler_of(recipe.backend)
@@ -42,7 +41,7 @@ def replayed(recipe: Recipe, *, moved: bool = False, waits: bool = False) -> tup
     """Compile `recipe`: see `settled`. `moved`: it was recorded on another GPU. An empty target is the current device."""
 
     def run() -> str:
-        if recipe.backend == KIND:
+        if recipe.backend == CHOICE:
             return _offered(recipe)
         compiler = compiler_of(recipe.backend)
         if moved and compiler is not None and not compiler.portable:
@@ -66,7 +65,7 @@ def settled(run: Callable[[], str]) -> tuple[str, str]:
 
 def name_of(recipe: Recipe) -> str:
     """The recipe's name for people."""
-    name = recipe.qualname if recipe.backend == KIND else f"{recipe.module}.{recipe.qualname}"
+    name = recipe.qualname if recipe.backend == CHOICE else f"{recipe.module}.{recipe.qualname}"
     return f"{name} for {recipe.target}" if recipe.target else name
 
 

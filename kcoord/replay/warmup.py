@@ -28,8 +28,7 @@ from kcoord.cgroups import cores
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
-from kcoord.packs.choices import KIND
-from kcoord.packs.recipe import MOST_AT_ONCE, Recipe
+from kcoord.packs.recipe import CHOICE, MOST_AT_ONCE, Recipe
 from kcoord.protocol.messages import Announce, Granted, Next, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
@@ -201,7 +200,7 @@ def divided(
             own += [_own_call(*item, target) for target in targets or [""]]
     has_gpu = _has_gpu(gpu_files)
     ready = sorted(replayable(recipes, targets), key=lambda recipe: (-recipe.seconds, recipe.order))
-    shared = [recipe for recipe in ready if recipe.backend != KIND and (recipe.target or not has_gpu)]
+    shared = [recipe for recipe in ready if recipe.backend != CHOICE and (recipe.target or not has_gpu)]
     queued = {recipe.digest for recipe in shared}
     return shared, [*(_own(recipe) for recipe in ready if recipe.digest not in queued), *own]
 

@@ -24,8 +24,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.packs.choices import KIND
-from kcoord.packs.recipe import TRIED, Recipe
+from kcoord.packs.recipe import CHOICE, TRIED, Recipe
 from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.protocol.messages import Measurements
 from kcoord.rank.coordinator import Coordinator
@@ -568,7 +567,7 @@ def profile(sandbox: Sandbox) -> list[Recipe]:
 
     def is_there() -> bool:
         with contextlib.suppress(KcoordError):
-            found[:] = [r for r in load_profile(settings, "job") if r.backend == KIND]
+            found[:] = [r for r in load_profile(settings, "job") if r.backend == CHOICE]
         return bool(found)
 
     eventually(is_there, what="the profile was written")
@@ -614,7 +613,7 @@ def test_a_choice_of_a_kernel_that_has_changed_is_skipped_without_noise(
 
 
 def test_a_recipe_of_a_choice_that_is_none_is_reported(sandbox: Sandbox) -> None:
-    bad = Recipe(KIND, "triton-autotune", "add", {"content": 1}, "", 0.0, 1)
+    bad = Recipe(CHOICE, "triton-autotune", "add", {"content": 1}, "", 0.0, 1)
     save_part(sandbox.local / "profiles" / "job", [bad])
     report = tune(sandbox, 32, "warm", PROFILE="job")
     assert report["choice"] == 32
