@@ -22,9 +22,9 @@ from kcoord.agent.process_watch import ProcessWatch
 from kcoord.errors import ProtocolError
 from kcoord.protocol import frames
 from kcoord.protocol.endpoint import BACKLOG
+from kcoord.protocol.frames import Peer, peer_of, receive_first
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
-from kcoord.protocol.peer import Peer, peer_of, receive_first
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 

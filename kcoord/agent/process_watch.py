@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 
-from kcoord.protocol.peer import is_pidfd
+from kcoord.protocol.frames import is_pidfd
 
 
 class ProcessWatch:

@@ -70,7 +70,7 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
 
 
 def _await(flags: dict[str, str | None], within: int) -> None:
-    from kcoord.rank.liveness import await_agent
+    from kcoord.protocol.endpoint import await_agent
 
     try:
         fault = await_agent(Settings.from_environ(**flags), within)
@@ -82,7 +82,7 @@ def _await(flags: dict[str, str | None], within: int) -> None:
 
 
 def _check(settings: Settings) -> None:
-    from kcoord.rank.liveness import why_silent
+    from kcoord.protocol.endpoint import why_silent
 
     fault = why_silent(settings, _CHECKED_WITHIN)
     if fault:

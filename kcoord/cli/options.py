@@ -16,8 +16,8 @@ import click
 from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, SettingsError
 from kcoord.protocol import endpoint
+from kcoord.protocol.endpoint import why_silent
 from kcoord.rank.client import AgentClient
-from kcoord.rank.liveness import why_silent
 from kcoord.settings import ALTERNATIVES, FIELDS, Settings, profile_name, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text

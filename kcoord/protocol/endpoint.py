@@ -1,4 +1,4 @@
-"""The agent socket as a file: where it is bound, locked, connected to and removed."""
+"""The agent socket as a file: where it is bound, locked, connected to, probed and removed. A probe runs every few seconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from kcoord.errors import StoreError
+from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import store_error
 from kcoord.files.private import make_private
 from kcoord.ownership import is_ours
+from kcoord.protocol import frames
+from kcoord.protocol.identity import Identity
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.protocol.peer import peer_of
 from kcoord.settings import Settings
 
+_LOOK_EVERY = 0.1  # seconds between two probes
 BACKLOG = 4096  # clients that may wait to be accepted; the kernel may allow fewer
 
 
@@ -39,10 +42,35 @@ def connect(path: Path, timeout: float) -> socket.socket:
                 raise
             time.sleep(0.01)  # the backlog is full: the agent is alive and busy
             continue
-        if (uid := peer_of(connection).uid) != os.getuid() or not is_ours(uid):
+        if (uid := frames.peer_of(connection).uid) != os.getuid() or not is_ours(uid):
             connection.close()
             raise PermissionError(errno.EPERM, f"user {uid} listens there", os.fspath(path))
         return connection
+
+
+def why_silent(settings: Settings, timeout: float) -> str:
+    """Empty if the agent greets a client within `timeout` seconds, else the reason. Never starts an agent."""
+    try:
+        with connect(settings.socket_path, timeout) as connection:
+            connection.settimeout(timeout)
+            process = Identity.here(replace(settings, job="probe"))
+            frames.send_frame(connection, frames.encode_frame(process.hello()))
+            reply = frames.receive_frame(connection)
+    except (OSError, ProtocolError) as error:
+        return f"no agent answers at {settings.socket_path}: {error}"
+    if reply.get("op") != "welcome":
+        return f"the agent at {settings.socket_path} refuses: {reply.get('why')!r:.200}"
+    return ""
+
+
+def await_agent(settings: Settings, within: float) -> str:
+    """`why_silent`, repeated until the agent answers or `within` seconds are over."""
+    deadline = time.monotonic() + within
+    while why := why_silent(settings, min(within, settings.agent_timeout)):
+        if time.monotonic() + _LOOK_EVERY > deadline:
+            return why
+        time.sleep(_LOOK_EVERY)
+    return ""
 
 
 def make_directory(settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Readers of a message's fields, and the bounds of what travels. Everything here raises `ProtocolError`.
 
-A reader gets the message and the field's name, and returns the checked value. `kcoord.protocol.messages` names each field's.
+`kcoord.protocol.messages` names each field's reader.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,13 @@ LONGEST_PATH = 4095  # bytes; Linux takes no longer one
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
 _DIGEST = re.compile("[0-9a-f]{64}")
 _PATHS_REMEMBERED = 2048  # of a kilobyte, usually
+
 _MOST_COUNTED = 1 << 40  # of anything
 
 HEARTBEAT = 1.0  # seconds between two `waiting` frames, at most
+
+Reader = Callable[[Mapping[str, Any], str], Any]
+"""``read(message, name)``: the checked value of the field `name`."""
 
 
 def field(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
@@ -44,19 +48,19 @@ def optional(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     return None if message.get(name) is None else field(message, name, kind)
 
 
-def seconds(message: Mapping[str, Any], name: str) -> float:
+def number(message: Mapping[str, Any], name: str) -> float:
+    """A count or seconds: not negative, and less than 1e9."""
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ProtocolError(f"the field {name!r} must be a number of seconds")
+        raise ProtocolError(f"the field {name!r} must be a number that is not negative")
     return float(value)
 
 
-def number(message: Mapping[str, Any], name: str) -> float:
-    """A count that need not be whole; at most a million."""
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e6:
-        raise ProtocolError(f"the field {name!r} must be a number")
-    return float(value)
+def count(message: Mapping[str, Any], name: str) -> int:
+    found: int = field(message, name, int)
+    if not 0 <= found <= _MOST_COUNTED:
+        raise ProtocolError(f"the field {name!r} must be a count")
+    return found
 
 
 def digest(message: Mapping[str, Any], name: str) -> str:
@@ -79,18 +83,6 @@ def log(message: Mapping[str, Any], name: str) -> str:
 def shortened_log(log: str) -> str:
     """The end of a compiler's log, as UTF-8 can encode it."""
     return log[-LONGEST_LOG:].encode("utf-8", "replace").decode()
-
-
-def items_or_none(message: Mapping[str, Any], name: str) -> list[Any]:
-    """A list, whose items nobody has checked; empty if it is none."""
-    found = message.get(name)
-    return found if isinstance(found, list) else []
-
-
-def count_or_zero(message: Mapping[str, Any], name: str) -> int:
-    """A count; 0 if it is none, or too large to be one."""
-    found = message.get(name)
-    return found if isinstance(found, int) and 0 < found <= _MOST_COUNTED else 0
 
 
 def job(message: Mapping[str, Any], name: str) -> str:

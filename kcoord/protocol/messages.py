@@ -1,27 +1,93 @@
-"""The messages of the agent's socket: parsed once, at the edge, and encoded by the same types.
+"""The messages of the agent's socket: frozen dataclasses, parsed once, at the edge, and encoded by the same types.
 
-A client sends requests, each with an ``id``, and gets one answer with that id; ``waiting`` frames before it are heartbeats.
+A client sends requests, each with an ``id``, and gets one answer with that id; ``waiting`` frames before it are heartbeats. The
+annotation of a field names its reader in `_READERS`. A field that is None is not sent, and one that is absent has its default.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
+from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields
-from kcoord.protocol.message import M, Message, kind_of
 
-# Types of fields with checks of their own: each brings its reader. Of another field the type is checked alone.
-Digest = Annotated[str, fields.digest]
-Text = Annotated[str, fields.text]
-Log = Annotated[str, fields.log]
-Directory = Annotated[Path, fields.directory]
-Seconds = Annotated[float, fields.seconds]
-Key = Annotated[CacheKey, fields.key]
+M = TypeVar("M", bound="Message")
+Digest = str
+Text = str
+Log = str
+Job = str
+Directory = Path
+Number = float
+Count = int
+Key = CacheKey
+
+_READERS: dict[str, fields.Reader] = {
+    "Digest": fields.digest,
+    "Text": fields.text,
+    "Log": fields.log,
+    "Job": fields.job,
+    "Directory": fields.directory,
+    "Number": fields.number,
+    "Count": fields.count,
+    "Key": fields.key,
+    "str": functools.partial(fields.field, kind=str),
+    "bytes": functools.partial(fields.field, kind=bytes),
+    "bool": functools.partial(fields.field, kind=bool),
+    "int": functools.partial(fields.field, kind=int),
+    "list[Any]": functools.partial(fields.field, kind=list),  # nobody has checked its items
+    "dict[str, Any]": functools.partial(fields.field, kind=dict),
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """`op` names the type on the wire. Messages without fields are no dataclasses of their own, which take a while to import."""
+
+    op: ClassVar[str]
+    ops: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, op: str = "") -> None:
+        if op:
+            cls.op, cls.ops[op] = op, cls
+
+    def to_wire(self, request: int) -> dict[str, Any]:
+        """A frame's content, for the request with the id `request`."""
+        values = {name: _plain(value) for name, value in vars(self).items() if value is not None}
+        return {"op": self.op, "id": request, **values}
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        """Raises `ProtocolError`."""
+        found = {}
+        for name, (read, required) in _fields_of(cls).items():  # type: ignore[arg-type]
+            if required or message.get(name) is not None:
+                found[name] = read(message, name)
+        return cls(**found)
+
+
+@functools.cache
+def _fields_of(kind: type[Message]) -> dict[str, tuple[fields.Reader, bool]]:
+    """The reader of each field, and True if the field is required."""
+    missing = dataclasses.MISSING
+    return {
+        field.name: (
+            _READERS[str(field.type).removesuffix(" | None")],
+            field.default is missing and field.default_factory is missing,
+        )
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return value.to_wire() if isinstance(value, CacheKey) else value
 
 
 class Request(Message):
@@ -107,7 +173,7 @@ class Measurements(Answer, op="measurements"):
     """`next` is the number of the configuration to measure. None: all are measured, and `timings` are in their order."""
 
     next: int | None = None
-    timings: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    timings: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -123,7 +189,7 @@ class Granted(Answer, op="granted"):
     """`granted`: this process is to start its job's pool. `modules`: nothing is known of the job, but of these something."""
 
     granted: bool
-    modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    modules: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -190,7 +256,7 @@ class Claim(Request, op="claim"):
     name: Text
     home: Directory
     wait: bool = True
-    recipe: Annotated[str | None, fields.digest] = None
+    recipe: Digest | None = None
     passing: bool = False
 
     @property
@@ -207,7 +273,7 @@ class Publish(Request, op="publish"):
     token: str
     staging: Directory
     home: Directory
-    compile_seconds: Seconds
+    compile_seconds: Number
     device: Text
 
 
@@ -242,7 +308,7 @@ class Offer(Request, op="offer"):
 
     key: Key
     content: bytes
-    seconds: Seconds
+    seconds: Number
     device: Text
 
 
@@ -274,8 +340,8 @@ class Deliver(Request, op="deliver"):
     `dropped`: spans that the process could not keep.
     """
 
-    spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
-    dropped: Annotated[int, fields.count_or_zero] = 0
+    spans: list[Any] = dataclasses.field(default_factory=list)
+    dropped: Count = 0
 
 
 @dataclass(frozen=True)
@@ -299,11 +365,11 @@ class Announce(Request, op="announce"):
     profile: str | None = None
     node: int = 0
     nodes: int = 1
-    cores: Annotated[float, fields.number] = 1.0
-    modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    cores: Number = 1.0
+    modules: list[Any] = dataclasses.field(default_factory=list)
     target: str = ""
     waits: bool = False
-    workers: Annotated[int, fields.count_or_zero] = 0
+    workers: Count = 0
 
 
 class Join(Request, op="join"):
@@ -319,8 +385,8 @@ class Take(Request, op="take"):
     """
 
     memory: int
-    idle: Annotated[float, fields.number]
-    left: Annotated[float, fields.number]
+    idle: Number
+    left: Number
     ended: str = ""
     why: str = ""
     last: bool = False
@@ -341,7 +407,7 @@ class Status(Request, op="status"):
 class Stats(Request, op="stats"):
     """Ask for the figures of one job on this node; by default of the job that delivered spans last."""
 
-    job: Annotated[str | None, fields.job] = None
+    job: Job | None = None
 
 
 class Stop(Request, op="stop"):
@@ -361,10 +427,19 @@ class HandOver(Request, op="hand_over"):
 
 
 def parse_request(message: Mapping[str, Any]) -> tuple[int, Request]:
-    """The request's id, and the request."""
+    """The request's id, and the request. Raises `ProtocolError`."""
     request = fields.field(message, "id", int)
-    return request, kind_of(Request, message).from_wire(message)
+    return request, _parsed(Request, message)
 
 
 def parse_answer(message: Mapping[str, Any]) -> Answer:
-    return kind_of(Answer, message).from_wire(message)
+    """Raises `ProtocolError`."""
+    return _parsed(Answer, message)
+
+
+def _parsed(base: type[M], message: Mapping[str, Any]) -> M:
+    op = fields.field(message, "op", str)
+    kind: type[M] | None = base.ops.get(op)
+    if kind is None:
+        raise ProtocolError(f"there is no {base.__name__.lower()} {op[:80]!r}")
+    return kind.from_wire(message)

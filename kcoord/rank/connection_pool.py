@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.protocol import fields, frames
 from kcoord.protocol.endpoint import log_of
+from kcoord.protocol.frames import send_first_frame
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, parse_answer
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.protocol.peer import send_first_frame
 from kcoord.rank import spawn
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices

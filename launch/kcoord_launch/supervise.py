@@ -23,10 +23,10 @@ from typing import Any
 from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError
 from kcoord.protocol import endpoint
+from kcoord.protocol.endpoint import await_agent
 from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
-from kcoord.rank.liveness import await_agent
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.figures import summary

@@ -17,7 +17,7 @@ import pytest
 
 from kcoord.agent.process_watch import ProcessWatch
 from kcoord.packs.recipe import Recipe
-from kcoord.protocol.peer import peer_of, receive_first, send_first_frame
+from kcoord.protocol.frames import peer_of, receive_first, send_first_frame
 from tests.support.agents import SOON, Node
 from tests.support.cluster import start_agent
 from tests.support.waiting import pause
@@ -186,7 +186,7 @@ def test_a_process_without_a_number_is_watched_by_the_descriptors_that_it_sends(
 
 SENDS = """
 import socket, sys, time
-from kcoord.protocol.peer import send_first_frame
+from kcoord.protocol.frames import send_first_frame
 send_first_frame(socket.socket(fileno=int(sys.argv[1])), b"hello")
 time.sleep(600)
 """

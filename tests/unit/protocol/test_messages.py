@@ -119,6 +119,8 @@ def test_a_request_without_a_field_that_has_no_default_is_refused(message: Reque
         (messages.Take(1, 1, 1), "memory", True),
         (messages.Take(1, 1, 1), "idle", -1),
         (messages.Take(1, 1, 1), "left", float("nan")),
+        (messages.Deliver(), "spans", "many"),
+        (messages.Deliver(), "dropped", -1),
         (messages.Status(), "id", True),
         (messages.Status(), "op", "nonsense"),
         (messages.Status(), "op", ["status"]),
@@ -127,11 +129,6 @@ def test_a_request_without_a_field_that_has_no_default_is_refused(message: Reque
 def test_a_request_with_a_wrong_field_is_refused(message: Request, name: str, value: object) -> None:
     with pytest.raises(ProtocolError):
         parse_request({**on_the_wire(message), name: value})
-
-
-def test_spans_that_are_none_and_a_count_that_is_none_cost_no_delivery() -> None:
-    wire = {**on_the_wire(messages.Deliver()), "spans": "many", "dropped": -1}
-    assert parse_request(wire) == (7, messages.Deliver())
 
 
 def test_texts_for_people_are_short_and_print() -> None:
