@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,7 +10,7 @@ import click
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import ON_DISK, short_key, subcommand
+from kcoord.cli.options import ON_DISK, print_json, short_key, subcommand
 from kcoord.cli.output import echo
 from kcoord.report.differences import distinguishing_factors
 from kcoord.settings import Settings
@@ -32,7 +30,7 @@ def command(settings: Settings, name: str, as_json: bool) -> None:
     """
     found = _distinguished(m for m in newest_first(settings) if name in m.key.name)
     if as_json:
-        _print_documents(found)
+        print_json([{**_document(manifest), "variant": variant} for manifest, variant in found])
     else:
         _print_table(found, settings)
 
@@ -42,16 +40,6 @@ def _distinguished(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, str]]:
     while some := list(islice(found, _COMPARED)):
         variants = distinguishing_factors(some)
         yield from ((manifest, variants[manifest.key.digest]) for manifest in some)
-
-
-def _print_documents(found: Iterable[tuple[Manifest, str]]) -> None:
-    """One JSON list, printed while it is read: a store may hold a hundred thousand artifacts."""
-    before = "["
-    for manifest, variant in found:
-        document = json.dumps({**_document(manifest), "variant": variant}, indent=2, sort_keys=True)
-        echo(f"{before}\n{textwrap.indent(document, '  ')}", nl=False)
-        before = ","
-    echo("[]" if before == "[" else "\n]")
 
 
 def _print_table(found: Iterable[tuple[Manifest, str]], settings: Settings) -> None:

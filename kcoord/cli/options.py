@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,6 @@ import click
 
 from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, SettingsError
-from kcoord.protocol import endpoint
 from kcoord.protocol.endpoint import why_silent
 from kcoord.rank.client import AgentClient
 from kcoord.settings import ALTERNATIVES, FIELDS, Settings, profile_name, variable
@@ -142,17 +141,10 @@ def agent_status(settings: Settings) -> dict[str, Any] | None:
 
 def no_agent(settings: Settings) -> AgentUnavailable:
     """An error that says why the agent does not answer. If there is none it names an agent of other settings."""
-    try:
-        endpoint.connect(settings.socket_path, _ANSWERS_WITHIN).close()
-    except (FileNotFoundError, ConnectionRefusedError):
-        pass
-    except OSError as error:
-        return AgentUnavailable(f"no agent answers at {settings.socket_path}: {error}")
-    else:
-        if why := why_silent(settings, _ANSWERS_WITHIN):
-            return AgentUnavailable(why)
-    others: list[Path] = []
-    with suppress(OSError):  # a directory that this user may not read has none for this user
-        others = sorted(p for p in settings.socket_path.parent.glob("agent-*.sock") if p != settings.socket_path)
-    hint = f"; other settings have one: --socket {others[0]}" if others else "; a job or 'kcoord agent' starts one"
-    return AgentUnavailable(f"no agent listens at {settings.socket_path}{hint}")
+    path = settings.socket_path
+    why = why_silent(settings, _ANSWERS_WITHIN) or f"the agent at {path} did not answer in time"
+    if os.path.lexists(path):
+        return AgentUnavailable(why)
+    others = sorted(path.parent.glob("agent-*.sock"))
+    hint = f"other settings have one: --socket {others[0]}" if others else "a job or 'kcoord agent' starts one"
+    return AgentUnavailable(f"{why}; {hint}")

@@ -7,6 +7,6 @@ import click
 from kcoord.telemetry.events import plain
 
 
-def echo(line: str, *, err: bool = False, nl: bool = True) -> None:
+def echo(line: str, *, err: bool = False) -> None:
     """`click.echo` without control characters."""
-    click.echo(plain(line), err=err, nl=nl)
+    click.echo(plain(line), err=err)

@@ -13,8 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,8 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     one_each = gpus() if not targets and any(not r.target and r.backend != CHOICE for r in recipes) else [{}]
     begun = time.perf_counter()
     processes: list[subprocess.Popen[str]] = []
-    with _interrupted_by_signals(), supervised(settings, job_name(settings), sums_up=False) as beside:
+    _end_on_signals()
+    with supervised(settings, job_name(settings), sums_up=False) as beside:
         if beside.get(variable("disable")) == "1":
             raise KcoordError("there is no agent to take what would be compiled (see above)")
         environment = with_variables(beside, environ_with(flags))
@@ -136,32 +135,19 @@ def _uploaded(settings: Settings) -> int | None:
     return None
 
 
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP, unless they are ignored, end the block as SIGINT does, so that it ends its processes."""
-
-    def interrupt(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end_on_signals() -> None:
+    """SIGTERM and SIGHUP, unless they are ignored, end this process as SIGINT does, so that it ends those that it started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
 
 
 def _started(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    program = [sys.executable, "-m", "kcoord.replay", *arguments]
     try:
-        return _start_process(arguments, environment)
+        return subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     except OSError as error:  # a container's limit of processes, say
         raise KcoordError(f"a process cannot be started: {error.strerror}: ask for fewer --workers") from error
-
-
-def _start_process(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "kcoord.replay", *arguments]
-    return subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
 def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

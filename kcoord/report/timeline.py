@@ -168,10 +168,8 @@ def _listed(root: Path) -> list[Path]:
 
 
 def _files(settings: Settings, job: str, since: float, problems: list[str]) -> list[Path]:
-    """The files that were written after `since`. Of two copies the longer one: the store's is made from the node's, and may be
-    older than it, or outlast it.
-    """
-    found: dict[str, tuple[int, Path]] = {}
+    """The files that were written after `since`. The store's copy of a file counts only if this node has the file no more."""
+    found: dict[str, Path] = {}
     for root in span_files.roots(settings.store_root, settings.local_dir):
         try:
             entries = _listed(root / directory_name(job))
@@ -188,10 +186,9 @@ def _files(settings: Settings, job: str, since: float, problems: list[str]) -> l
             except OSError as error:
                 problems.append(_unreadable(path, error))
                 continue
-            longer = status.st_size > found.get(path.name, (-1, path))[0]
-            if stat.S_ISREG(status.st_mode) and status.st_mtime >= since and longer:
-                found[path.name] = status.st_size, path
-    return [path for _, path in sorted(found.values(), key=lambda f: f[1].name)]
+            if stat.S_ISREG(status.st_mode) and status.st_mtime >= since:
+                found.setdefault(path.name, path)
+    return [path for _, path in sorted(found.items())]
 
 
 def _shown(path: Path) -> str:

@@ -99,7 +99,7 @@ def test_a_second_agent_is_refused_and_stop_ends_the_first(sandbox: Sandbox, age
     assert "listens" in kcoord(sandbox, "agent", code=1).stderr
     kcoord(sandbox, "agent", "--stop")
     assert finish(agent).returncode == 0
-    assert "no agent listens" in kcoord(sandbox, "agent", "--stop", code=1).stderr
+    assert "a job or 'kcoord agent' starts one" in kcoord(sandbox, "agent", "--stop", code=1).stderr
 
 
 def test_an_agent_with_a_store_that_cannot_be_written_does_not_start(sandbox: Sandbox) -> None:

@@ -149,7 +149,7 @@ def test_rows_are_in_the_order_of_nodes_and_ranks_and_a_restarted_rank_has_two(t
     assert found.ranks == 5
 
 
-def test_of_two_copies_the_longer_is_read_and_a_broken_file_hides_no_other(tmp_path: Path) -> None:
+def test_of_two_copies_this_nodes_is_read_and_a_broken_file_hides_no_other(tmp_path: Path) -> None:
     environ = {"KCOORD_LOCAL_DIR": str(tmp_path / "l"), "KCOORD_STORE": str(tmp_path / "s")}
     settings = Settings.from_environ(environ)
     save(tmp_path / "l", "j", "a", {0: [span("x", 0, 1), span("y", 1, 1)]})
