@@ -13,6 +13,7 @@ import click
 from kcoord.cli.options import ALL, environ_with, no_agent, running_agent, settings_flags
 from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
+from kcoord.protocol.endpoint import await_agent, why_silent
 from kcoord.settings import Settings
 from kcoord.telemetry.events import log_to_stderr
 
@@ -47,7 +48,8 @@ def command(stop: bool, check: bool, prefetch: bool, within: int | None, sidecar
         _serve_beside(flags)
     settings = Settings.from_environ(**flags)
     if check:
-        _check(settings)
+        if fault := why_silent(settings, _CHECKED_WITHIN):
+            raise AgentUnavailable(fault)
     elif stop:
         with running_agent(settings) as client:
             if not client.stop(quietly=True):
@@ -70,8 +72,6 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
 
 
 def _await(flags: dict[str, str | None], within: int) -> None:
-    from kcoord.protocol.endpoint import await_agent
-
     try:
         fault = await_agent(Settings.from_environ(**flags), within)
     except SettingsError as error:
@@ -79,14 +79,6 @@ def _await(flags: dict[str, str | None], within: int) -> None:
     if fault:
         echo(f"kcoord: {fault}; the job starts without it", err=True)
     sys.exit(0)
-
-
-def _check(settings: Settings) -> None:
-    from kcoord.protocol.endpoint import why_silent
-
-    fault = why_silent(settings, _CHECKED_WITHIN)
-    if fault:
-        raise AgentUnavailable(fault)
 
 
 def _prefetch(flags: dict[str, str | None], sidecar: bool) -> None:

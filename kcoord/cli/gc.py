@@ -39,14 +39,10 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles.")
 @click.option("--local", is_flag=True, help="This node's own copies instead of the store's artifacts.")
 @click.option("--grace", type=_TIME, default=GRACE, help="The trash's grace period. Default: 15min.")
-@click.option(
-    "--traces-for", type=_TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
-)
-@click.option("--quarantine-for", type=_TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
 @click.option("--dry-run", is_flag=True, help="Show which artifacts would be removed, and why; write nothing.")
 def command(
     settings: Settings, least_age: float, pins: tuple[str, ...], unpins: tuple[str, ...], list_pins: bool, local: bool,
-    grace: float, traces_for: float, quarantine_for: float, dry_run: bool, as_json: bool, **limits: float | None,
+    grace: float, dry_run: bool, as_json: bool, **limits: float | None,
 ) -> None:  # fmt: skip
     """Remove artifacts that nobody needs, while jobs run. Without a limit remove only the trash, files of killed processes, old
     time lines and old quarantine.
@@ -62,7 +58,7 @@ def command(
             )
         _pin(needed_store(settings), Trust.of(settings), pins, unpins, as_json)
         return
-    tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
+    tidying = Tidying(grace=grace)
     if local:
         where = settings.local_dir
         if not where.is_dir():

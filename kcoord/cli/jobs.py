@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import re
 import sys
 import time
@@ -96,19 +95,13 @@ def _default_output(job: str, suffix: str) -> Path:
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[str]]:
     """A text file at `path`; ``-`` is stdout. Raises `KcoordError`."""
-    if path == STDOUT:
-        if sys.stdout is None:
-            raise KcoordError("stdout is closed: name a file with -o")
-        sys.stdout.flush()
-        out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
-        try:
-            yield out
-        finally:
-            out.detach()
-        return
+    if path == STDOUT and sys.stdout is None:
+        raise KcoordError("stdout is closed: name a file with -o")
     try:
-        with path.open("w", encoding="utf-8") as file:
+        with click.open_file(str(path), "w", encoding="utf-8") as file:
             yield file
+    except BrokenPipeError:
+        raise
     except OSError as error:
         shown, why = plain_text(str(path), 1000), error.strerror or error
         raise KcoordError(f"{shown}: it cannot be written ({why}): name another file with -o") from error
