@@ -1,4 +1,4 @@
-"""A circuit breaker for the store. It reports each outage, and each recovery, once.
+"""A circuit breaker for the store. It tells the user of an outage of each kind, and of a recovery, once; later ones are logged.
 
 An *outage* begins with the first use that fails, and ends when a probe, in the background, has written to the store. During an
 outage whose uses fail at once (the store is full, read-only, gone) each use is tried: a store that can be read and not written
@@ -20,11 +20,9 @@ from kcoord.errors import StoreError
 from kcoord.files.bounded_threads import BoundedThreads, Paused, Silent, in_thread
 from kcoord.files.faults import fault_of
 from kcoord.leases.base import within
-from kcoord.telemetry.events import Notices, tell_if_failed
+from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
-
-_MOST_TOLD = 5  # outages; a store that comes and goes does not fill the log
 
 
 class StoreBreaker:
@@ -53,8 +51,8 @@ class StoreBreaker:
         self._threads.paused = store is not None and not store.opened
         self.faulty = store is not None and (not store.opened or store.reads_only is not None)
         """True if artifacts of this node do not get into the store now, as far as it knows."""
-        self._changes = int(self.faulty)  # beginnings and ends of outages
-        self._told: set[str] = set()  # remedies
+        self.changes = int(self.faulty)
+        """Beginnings and ends of outages."""
         self._overdue: set[asyncio.Task[Any]] = set()  # bounded uses whose callers went on without them
         self._probing: asyncio.Task[None] | None = None
 
@@ -74,7 +72,7 @@ class StoreBreaker:
         if self._threads.paused:
             self._probe(store)
             return None
-        began = self._changes
+        began = self.changes
         try:
             return await self._threads.run(functools.partial(work, store))
         except Paused:
@@ -116,19 +114,16 @@ class StoreBreaker:
 
     def _failed(self, store: Store, error: StoreError, began: int) -> None:
         """A use has failed that began after `began` changes. With another number its outage may be over, unless it hung."""
-        if not self.faulty and (began == self._changes or isinstance(error, Silent)):
+        if not self.faulty and (began == self.changes or isinstance(error, Silent)):
             self.faulty = True
-            self._changes += 1
-            if (number := self._outages) <= _MOST_TOLD:
-                again = f" ({number})" if error.remedy in self._told else ""  # else others who met it may have told it
-                self._notices.tell(fault_line(store, error), about=f"{fault_of(store.root, error)}{again}")
-            self._told.add(error.remedy)
+            self.changes += 1
+            self._tell(fault_line(store, error), fault_of(store.root, error))
         if self.faulty:
             self._probe(store)
 
-    @property
-    def _outages(self) -> int:
-        return (self._changes + 1) // 2
+    def _tell(self, line: str, about: str) -> None:
+        if not self._notices.tell(line, about=about):
+            log.info("%s", line)
 
     def _probe(self, store: Store) -> None:
         if self._probing is None or self._probing.done():
@@ -151,12 +146,8 @@ class StoreBreaker:
             if self._threads.stuck < self._most_stuck:
                 break
         self.faulty = self._threads.paused = False
-        self._changes += 1
-        if (number := self._outages) <= _MOST_TOLD:
-            self._notices.tell(
-                f"the store {store.root} is back: artifacts are published there again",
-                about=f"back in {store.root} {number}",
-            )
+        self.changes += 1
+        self._tell(f"the store {store.root} is back: artifacts are published there again", f"back in {store.root}")
 
 
 def fault_line(store: Store, error: StoreError) -> str:

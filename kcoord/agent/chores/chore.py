@@ -54,8 +54,7 @@ class Chore:
     number of seconds has its next one after these. `rest`: a run that took t seconds is followed by a pause of at least
     ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the chore goes on with its next run.
 
-    `last` is the final run, which `drain` makes; without one, `drain` cancels the run that is under way. `lost` is told to the
-    user if the final run does not end in time; without it the log alone has a line.
+    `last` is the final run, which `drain` makes; without one, `drain` cancels the run that is under way.
     """
 
     def __init__(
@@ -70,13 +69,12 @@ class Chore:
         rest: float = 0.0,
         wanted: Callable[[], bool] = lambda: True,
         last: Callable[[], Awaitable[object]] | None = None,
-        lost: str = "",
     ) -> None:
         self.name, self.thread = name, thread
         self.ended = asyncio.Event()  # by `drain`
         self._work, self._notices = work, notices
         self._every, self._rest = every, rest
-        self._wanted, self._last, self._lost = wanted, last, lost
+        self._wanted, self._last = wanted, last
         self._run: asyncio.Task[None] | None = None
         self._draining = False
         self._due = time.monotonic() + _about(first)
@@ -119,9 +117,7 @@ class Chore:
             end.add_done_callback(self._failed)
         try:
             _, late = await asyncio.wait({end}, timeout=seconds)
-            if late and self._lost:
-                self._notices.tell(self._lost)
-            elif late:
+            if late:
                 log.info("%s: not finished within %g s", self.name, seconds)
         finally:
             end.cancel()

@@ -61,7 +61,7 @@ class Profiles:
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
         self.chores = [
             Chore("profiles", self._thread, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
-                  last=self._save, lost=f"{self._roots[0]}: it does not answer; the last recipes of profiles are lost"),
+                  last=self._save),
         ]  # fmt: skip
 
     def record(self, _: Connection, __: int, message: messages.Record) -> messages.Answer:

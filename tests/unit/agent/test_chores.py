@@ -136,8 +136,9 @@ async def test_at_the_end_the_last_run_follows_the_one_that_is_under_way() -> No
     assert (made, one.under_way, one.ended.is_set()) == (["run", "last"], False, True)
 
 
-async def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_told(disk: threading.Event) -> None:
-    notices = Notices()
+async def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_a_last_one_that_hangs_is_given_up(
+    disk: threading.Event,
+) -> None:
     released = asyncio.Event()
 
     async def work() -> None:
@@ -149,14 +150,6 @@ async def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost
     one = chore(work)
     one.pulse(time.monotonic())
     await asyncio.sleep(0)
-    other = Chore(
-        "other",
-        DiskThread("other"),
-        work,
-        notices,
-        last=lambda: other.thread.run(lambda: disk.wait(60)),
-        lost="it is lost",
-    )
+    other = chore(work, last=lambda: other.thread.run(lambda: disk.wait(60)))
     await Chores([one], [other]).drain(0.2)
     assert released.is_set()
-    assert notices.since(0)[0] == ["it is lost"]
