@@ -80,7 +80,7 @@ class Claims:
             self.acquisition.passing[home] = None
         now, who = time.monotonic(), connection.label
         claimant = act.Claimant(
-            self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
+            next(self._connections.ids), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
             functools.partial(self._slow_after, random.uniform(1.0, 2.0), message.digest,
                               message.recipe if ahead is None else ahead.digest, ahead),
         )  # fmt: skip

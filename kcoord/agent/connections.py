@@ -81,7 +81,8 @@ class Connections:
         self._asked: Callable[[Connection, int, Request], None]
         self._gone: Callable[[Connection], None]
         self._ending = False
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
+        """Numbers that no connection, claim or request of this agent has had."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -96,10 +97,6 @@ class Connections:
         """
         if connection.id not in self._open:
             raise ProtocolError("the process that made this connection has ended")
-
-    def new_id(self) -> int:
-        """A number that no connection, claim or request of this agent has had."""
-        return next(self._ids)
 
     def process_of(self, connection: int) -> str:
         """The directory of a client's process in a /proc; empty if it cannot be seen."""
@@ -262,7 +259,7 @@ class Connections:
         who = Identity.from_hello(frame)
         if self._settings is not None:
             who.check_trust(self._settings)
-        connection = Connection(self.new_id(), transport, who, peer.pid)
+        connection = Connection(next(self.ids), transport, who, peer.pid)
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
         self._send(connection, {"op": "welcome", **about})

@@ -44,7 +44,7 @@ class StoreBreaker:
         looks_within: float = 2.0,
         most_stuck: int = 200,
     ) -> None:
-        self._store, self._notices = store, notices
+        self._store, self._notices, self.exists = store, notices, store is not None
         self._probes, self._looks_within, self._most_stuck = probes, looks_within, most_stuck
         root = store.root if store is not None else Path()
         self._threads = BoundedThreads(root, abreast=abreast, patience=patience)
@@ -55,10 +55,6 @@ class StoreBreaker:
         """Beginnings and ends of outages."""
         self._overdue: set[asyncio.Task[Any]] = set()  # bounded uses whose callers went on without them
         self._probing: asyncio.Task[None] | None = None
-
-    @property
-    def exists(self) -> bool:
-        return self._store is not None
 
     async def use(self, work: Callable[[Store], T]) -> T | None:
         """The result of ``work(store)``; None if there is no store, or it fails or hangs, now or since another use.

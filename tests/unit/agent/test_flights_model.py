@@ -94,11 +94,11 @@ class Server:
         self.by_token(token, key, lambda: self.flights.stalled(key, token, self.now))
 
     def landing(self, key: str, token: str) -> None:
-        compiling = token in (self.leads.get(key), self.hedges.get(key))
+        compiling = token in (self.leads.get(key), self.hedges.get(key)) and token not in self.landing_tokens()
         before = self.picture()
         landing = self.flights.landing(key, token)
+        assert landing == compiling, "a token lands that neither leads nor hedges, or lands twice"
         if not compiling:
-            assert not landing, "a token that neither leads nor hedges lands"
             assert self.picture() == before
         self.publishing.append((key, token if landing else ""))
 
