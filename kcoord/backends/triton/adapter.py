@@ -46,7 +46,12 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
 
     def target(self, request: Kernel) -> GPUTarget | None:
         target = request.triton_target
-        return GPUTarget(target.backend, target.arch, target.warp_size) if target is not None else None
+        if target is None:
+            return None
+        arch = target.arch
+        if target.backend == "hip":  # TRITON_OVERRIDE_ARCH chooses another
+            arch = getattr(request.options, "arch", arch)
+        return GPUTarget(target.backend, arch, target.warp_size)
 
     def device(self, request: Kernel) -> DeviceKey | None:
         return None  # asking initializes CUDA, after which no forked child can use the GPU
