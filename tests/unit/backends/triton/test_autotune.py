@@ -32,7 +32,7 @@ from kcoord.settings import Settings
 from tests.support import toolchain
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
-from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
+from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish, sandboxed
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -202,17 +202,11 @@ def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> 
     assert not asked
 
 
-def test_a_rank_that_comes_later_measures_nothing_and_launches_what_was_chosen(sandbox: Sandbox) -> None:
+def test_a_rank_that_comes_later_measures_nothing_and_needs_no_agent(sandbox: Sandbox) -> None:
     tune(sandbox, 128)
-    later = tune(sandbox, 32)
+    later = tune(sandbox, 32, KCOORD_SPAWN="0", KCOORD_SOCKET=str(sandbox.root / "nobody"))
     assert (later["choice"], later["launched"], later["measured"]) == (128, 128, [])
     assert all(h["hit"] and "BLOCK: 128" in h["best"] for h in later["heard"])
-
-
-def test_a_rank_that_finds_the_choice_on_its_node_needs_no_agent(sandbox: Sandbox) -> None:
-    tune(sandbox, 128)
-    alone = tune(sandbox, 32, KCOORD_SPAWN="0", KCOORD_SOCKET=str(sandbox.root / "nobody"))
-    assert (alone["choice"], alone["measured"]) == (128, [])
 
 
 def test_a_rank_without_an_agent_tunes_as_without_kcoord(sandbox: Sandbox) -> None:
@@ -309,23 +303,15 @@ def test_a_kernel_that_is_only_compiled_shares_nothing(sandbox: Sandbox) -> None
 # What the choice depends on.
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"BLOCKS": "32,64,128,256"}, {"WIDTH": "2"}, {"N": "100"}, {"TRITON_DISABLE_LINE_INFO": "1"}],
-    ids=["configurations", "a constant that is not in the tuning key", "what pruning leaves", "the environment"],
-)
-def test_a_choice_of_something_else_is_not_used(sandbox: Sandbox, change: dict[str, str]) -> None:
-    tune(sandbox, 128)
-    other = tune(sandbox, 32, **change)
-    assert (other["choice"], bool(other["measured"])) == (32, True)
-    assert len(choices(sandbox.local)) == 2
-
-
-def test_a_choice_for_other_kinds_of_arguments_is_not_used(sandbox: Sandbox) -> None:
-    """Triton's tuning key counts tensors, and does not say which they are."""
+def test_a_choice_of_something_else_is_not_used(sandbox: Sandbox) -> None:
+    """`WIDTH` is a constant that is not in the tuning key, `N` changes what pruning leaves, `OPTION` is one of two tensors:
+    Triton's tuning key counts them, and does not say which they are."""
     tune(sandbox, 128, OPTION="y")
-    other = tune(sandbox, 32, OPTION="z")
-    assert (other["choice"], bool(other["measured"])) == (32, True)
+    changes = {"BLOCKS": "32,64,128,256", "WIDTH": "2", "N": "100", "TRITON_DISABLE_LINE_INFO": "1", "OPTION": "z"}
+    for number, (name, value) in enumerate(changes.items(), 2):
+        other = tune(sandbox, 32, **{"OPTION": "y", name: value})
+        assert (other["choice"], bool(other["measured"])) == (32, True), name
+        assert len(choices(sandbox.local)) == number
 
 
 def test_the_order_of_configurations_is_no_part_of_the_key(sandbox: Sandbox) -> None:
@@ -337,8 +323,6 @@ def test_gpus_of_one_target_and_two_models_choose_for_themselves(sandbox: Sandbo
     pytest.importorskip("torch")  # which knows the model
     assert tune(sandbox, 128, MODEL="NVIDIA H100 80GB HBM3")["choice"] == 128
     assert tune(sandbox, 32, MODEL="NVIDIA H200")["choice"] == 32
-    again = tune(sandbox, 64, MODEL="NVIDIA H200")
-    assert (again["choice"], again["measured"]) == (32, [])
     models = {f.text for a in choices(sandbox.local) for f in a.key.factors if f.name == "device_model"}
     assert {text.partition(",")[0] for text in models} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
 
@@ -559,19 +543,26 @@ def test_a_tuner_whose_ranks_may_wait_for_each_other_is_answered_by_tritons_disk
 # Profiles.
 
 
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[list[Recipe]]:
+    """The profile of a job that has tuned: its choice, and the three kernels that it tried."""
+    with sandboxed() as box:
+        tune(box, 128, node="first", KCOORD_PROFILE="job")
+        settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(box.root / "first")})
+        found: list[Recipe] = []
+
+        def is_there() -> bool:
+            with contextlib.suppress(KcoordError):
+                found[:] = load_profile(settings, "job")
+            return len(found) == 4
+
+        eventually(is_there, what="the profile was written")
+        yield found
+
+
 @pytest.fixture
-def profile(sandbox: Sandbox) -> list[Recipe]:
-    tune(sandbox, 128, node="first", KCOORD_PROFILE="job")
-    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / "first")})
-    found: list[Recipe] = []
-
-    def is_there() -> bool:
-        with contextlib.suppress(KcoordError):
-            found[:] = [r for r in load_profile(settings, "job") if r.backend == CHOICE]
-        return bool(found)
-
-    eventually(is_there, what="the profile was written")
-    return found
+def profile(recorded: list[Recipe]) -> list[Recipe]:
+    return [recipe for recipe in recorded if recipe.backend == CHOICE]
 
 
 def test_a_choice_is_recorded_and_replayed_where_nobody_has_tuned(sandbox: Sandbox, profile: list[Recipe]) -> None:
@@ -589,15 +580,10 @@ def test_a_recorded_choice_holds_for_whoever_asks_for_its_key(sandbox: Sandbox, 
     assert (report["choice"], report["measured"]) == (128, [])
 
 
-def test_what_was_only_tried_comes_after_all_that_the_job_used(sandbox: Sandbox, profile: list[Recipe]) -> None:
-    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / "first")})
-
-    def tried() -> dict[str, bool]:
-        kernels = [r for r in load_profile(settings, "job") if r.backend == "triton"]
-        return {str(r.call["constants"]): r.order >= TRIED for r in kernels}
-
-    eventually(lambda: len(tried()) == 3)
-    (used,) = [constants for constants, is_tried in tried().items() if not is_tried]
+def test_what_was_only_tried_comes_after_all_that_the_job_used(recorded: list[Recipe]) -> None:
+    kernels = [recipe for recipe in recorded if recipe.backend == "triton"]
+    assert len(kernels) == 3
+    (used,) = [str(recipe.call["constants"]) for recipe in kernels if recipe.order < TRIED]
     assert "128" in used
 
 
