@@ -119,27 +119,15 @@ def read_redis_url(path: Path) -> str:
 
 
 def without_password(url: str) -> str:
-    """One line without credentials. `url` may be malformed: a password with an unescaped slash, no scheme at all."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        scheme, rest = "", url
-    if "@" in rest.partition("?")[2]:
-        rest = "***"  # a password in the query, or one with an unescaped ?: the text after the @ may belong to it
-    elif "@" in rest:
-        rest = "***@" + rest.rpartition("@")[2]
-    elif scheme.lower() != "unix" and not _names_hosts(place := re.split("[/?#]", rest, maxsplit=1)[0]):
-        rest = "***" + rest.removeprefix(place)  # credentials without a host
-    shown = scheme + separator + re.sub(r"(?i)(username|password)=[^&]*", r"\1=***", rest)
-    return shown if shown.isprintable() else repr(shown)
-
-
-def _names_hosts(place: str) -> bool:
+    """One line that names the server: no credentials, and no query. Of a URL that cannot be parsed, its scheme alone."""
+    scheme = url.partition("://")[0].lower()
     try:
-        for host in place.split(",") if place else ():
-            _address(host, _PORT)
+        parse_redis_url(url)
     except ValueError:
-        return False
-    return True
+        return f"{scheme}://***" if scheme in SCHEMES else "***"
+    _, credentials, hosts, rest = _parts(url)
+    shown = f"{scheme}://{credentials and '***@'}{hosts}{re.split('[?#]', rest)[0]}"
+    return shown if shown.isprintable() else repr(shown)
 
 
 def _address(text: str, port_if_none: int) -> tuple[str, int]:

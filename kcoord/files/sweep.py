@@ -6,12 +6,12 @@ The name of an entry states its owner: ``<host>-<pid>-<token>``, and the token i
 ====================================== =====================================================================
 owner                                  removed
 ====================================== =====================================================================
-a process of this boot and pid         when the process has ended, or is younger than the entry (the pid was
-namespace                              reused), and the entry is older than some minutes
+a process of this boot and pid         when no process has its number, and the entry is older than some minutes
+namespace
 any other                              when the entry is older than a day: nobody can tell whether the owner lives
 ====================================== =====================================================================
 
-Ages are differences of the file system's own time stamps, and of a process's age on this host; no two clocks are compared.
+Ages are differences of the file system's own time stamps; no two clocks are compared.
 Not guaranteed: that one pass removes all (work is bounded), nor that a writer on another host that takes more than a day
 finds its files again; then its rename fails, and its kernel stays on its node.
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -33,7 +32,6 @@ HERE_AFTER = 300.0  # seconds
 ELSEWHERE_AFTER = 86400.0
 _MOST_REMOVED = 200
 _MOST_SEEN = 10_000
-_SLACK = 60.0  # seconds; a process so much younger than an entry has not made it
 _NAME = re.compile(
     r"(?P<host>.+)-(?P<pid>[1-9]\d{0,9})-(?P<place>[0-9a-f]{8})?(?P<token>[0-9a-f]{12})"
     r"(?:\.(?:part|probe|spans|swept))?"
@@ -67,7 +65,7 @@ def sweep(
         now = beneath.touched(staging, root)
         for path, owner, found in _owned(staging, root):
             age = now - found.st_ctime  # no writer can set it, and a copy keeps the mtime of its source
-            if age > here_after and not lives(owner.pid, age) if owner.is_here else age > elsewhere_after:
+            if age > here_after and not lives(owner.pid) if owner.is_here else age > elsewhere_after:
                 removed += _remove(path, root)
             if removed >= _MOST_REMOVED:
                 break
@@ -76,21 +74,8 @@ def sweep(
     return removed
 
 
-def lives(pid: int, since: float = 0.0) -> bool:
-    """True if process `pid` exists, unless it is known to be younger than `since` seconds."""
-    if not _exists(pid):
-        return False
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        state, started = fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return _exists(pid)  # hidden from us, or ended meanwhile
-    if state in (b"Z", b"X"):
-        return False
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started + _SLACK >= since
-
-
-def _exists(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """True if process `pid` exists. So does one that nobody has waited for, and another one that has its number by now."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -25,7 +25,7 @@ from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.rank.client import AgentClient, Failed, Lead
-from kcoord.rank.staging import StagingDirectories, directory_held
+from kcoord.rank.directories import Directories, directory_held
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class CompilationContext:
 
     client: AgentClient
     notices: Notices
-    directories: StagingDirectories
+    directories: Directories
     find: Callable[..., Artifact | None]
     ended: Callable[[Compilation, float], None]
 

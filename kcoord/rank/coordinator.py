@@ -30,10 +30,9 @@ from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
 from kcoord.rank.connection_pool import forgets_after_fork
+from kcoord.rank.directories import Directories, is_temporary
 from kcoord.rank.memory import MemoryTier
-from kcoord.rank.own_tiers import OwnTiers
 from kcoord.rank.pool_start import PoolStart
-from kcoord.rank.staging import StagingDirectories, is_temporary
 from kcoord.rank.telemetry import RankTelemetry, Spans
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -71,14 +70,15 @@ class Coordinator:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notices = Notices()
-        self._tiers = OwnTiers(settings, self.notices)
+        self._directories = Directories(settings, self.notices)
         self._verified = Verified(settings.local_dir, strict=settings.policy == "require")
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._telemetry = RankTelemetry(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
-        self._staging = StagingDirectories(self.notices, self._tiers.is_private, settings.local_dir)
-        self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._telemetry.ended)
+        self._context = CompilationContext(
+            self._client, self.notices, self._directories, self.find, self._telemetry.ended
+        )
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
         forgets_after_fork(self)
@@ -91,11 +91,11 @@ class Coordinator:
     @property
     def usable(self) -> bool:
         """False if kcoord is off, or another user may write to the local directory: files of others are not loaded."""
-        return self._tiers.usable
+        return self._directories.usable
 
     def trusts(self, home: str | Path) -> bool:
         """False where nothing is loaded or published: kcoord is off, or another user may write to the directory around `home`."""
-        return self._tiers.is_private(home)
+        return self._directories.is_private(home)
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
@@ -116,7 +116,7 @@ class Coordinator:
     def _published_at(self, key: CacheKey, home: Path) -> Path:
         """`home`, or a home in the local directory if nothing can be published there: it is compiled once on this node."""
         home = self._within_trust(key, home)
-        return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
+        return home if not self.trusts(home) or self._directories.takes(home) else self.home(key.digest)
 
     def request(self, asked: Request, *, wait: bool = True) -> Artifact | Compilation | Busy:
         """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds.
@@ -189,7 +189,7 @@ class Coordinator:
     def _compilation(
         self, asked: Request, lead: agent.Lead | None = None, failed: agent.Failed | None = None, note: str = ""
     ) -> Compilation:
-        key, home, staging = asked.key, asked.home, self._staging.new(asked.home)
+        key, home, staging = asked.key, asked.home, self._directories.new(asked.home)
         return Compilation(
             self._context, key, home, staging, asked.device, asked.aside, asked.target, lead, failed, note
         )
@@ -230,7 +230,7 @@ class Coordinator:
 
     def private_directory(self) -> Path:
         """A new directory in the temporary directory, which lasts as long as this process."""
-        return self._staging.new_private()
+        return self._directories.new_private()
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
         """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
@@ -304,11 +304,11 @@ class Coordinator:
         self._telemetry.close()
         self._verified.close()
         self._client.close()
-        self._staging.close()
+        self._directories.close()
         self.pool.close()
 
     def forget_after_fork(self) -> None:
         self._telemetry.forget_after_fork()
         self._verified.forget_after_fork()
         self._memory.forget_after_fork()
-        self._staging.forget_after_fork()
+        self._directories.forget_after_fork()

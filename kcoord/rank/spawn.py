@@ -54,25 +54,20 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
 def start_daemon(listener: socket.socket, settings: Settings) -> None:
     """Start a detached agent on `listener`. Its log is a file beside the socket, or nothing if that cannot be written.
 
-    Tries once more if a signal kills it while it starts. Raises `AgentUnavailable`.
+    Raises `AgentUnavailable`.
     """
     log = log_of(settings.socket_path)
     # it may outlive this job, whose name is not the next one's
     shared = replace(settings, profile=NO_PROFILE) if is_automatic(settings.profile) else settings
     with open_log(log) as output:
-        for _ in range(2):
-            starter = start_process(listener, ["--daemon"], shared, output.fileno())
-            try:
-                code = starter.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                starter.kill()
-                starter.wait()
-                break
-            if code == 0:
-                return
-            if code > 0:  # its log says why
-                break
-    raise AgentUnavailable(f"the agent did not start: see {log}")
+        starter = start_process(listener, ["--daemon"], shared, output.fileno())
+        try:
+            code = starter.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            starter.kill()
+            code = starter.wait()
+    if code != 0:
+        raise AgentUnavailable(f"the agent did not start: see {log}")
 
 
 def start_process(

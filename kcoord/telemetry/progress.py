@@ -1,8 +1,7 @@
-"""A warm-up's progress: one line on a terminal, which is written anew, else a line now and then."""
+"""A warm-up's progress: a line now and then."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from kcoord.telemetry.events import plain
-
-_CLEAR = "\x1b[K"  # the rest of a terminal's line
 
 
 @dataclass(frozen=True)
@@ -48,32 +45,25 @@ def shown(
     stream: TextIO | None = None,
     *,
     first: float = 1.0,
-    every: float | None = None,
+    every: float = 10.0,
 ) -> Iterator[None]:
     """Show the state that `look` returns while the block runs, in a thread of its own; `look` may block, and delays nothing.
 
-    A line after `first` seconds, and then `every` so many: by default 10, or 0.25 on a terminal, which shows one line. `seconds`
-    are the recorded seconds of each key. The stream is stderr by default; lines that cannot be written are dropped.
+    A line after `first` seconds, and then `every` so many. `seconds` are the recorded seconds of each key. The stream is stderr
+    by default; lines that cannot be written are dropped.
     """
     stream = sys.stderr if stream is None else stream
     if stream is None or getattr(stream, "closed", False) or not seconds:
         yield
         return
     over = threading.Event()
-    terminal = hasattr(stream, "isatty") and stream.isatty()  # a script's own stream may have only `write`
-    every = (0.25 if terminal else 10.0) if every is None else every
 
     def show() -> None:
-        wait, end = first, "\r" if terminal else "\n"
+        wait = first
         with suppress(OSError, ValueError):  # the stream is closed
             while not over.wait(wait):
-                line = f"kcoord: {line_of(title, look(), seconds, ranks)}"
-                if terminal:
-                    line = line[: shutil.get_terminal_size().columns - 1] + _CLEAR
-                print(line, end=end, file=stream, flush=True)
+                print(f"kcoord: {line_of(title, look(), seconds, ranks)}", file=stream, flush=True)
                 wait = every
-            if terminal and wait == every:
-                print(_CLEAR, end="", file=stream, flush=True)
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

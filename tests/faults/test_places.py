@@ -164,7 +164,9 @@ def test_triton_writes_where_it_would_without_kcoord_while_no_disk_takes_kcoords
     sandbox: Sandbox, home: Path
 ) -> None:
     pytest.importorskip("triton")
-    refused = "import kcoord.rank.staging as s; from pathlib import Path; s.private_places = lambda: [Path('/proc')]\n"
+    refused = (
+        "import kcoord.rank.directories as s; from pathlib import Path; s.private_places = lambda: [Path('/proc')]\n"
+    )
     with mounted(sandbox.root / "disk", "-t", "tmpfs", "-o", "size=1m,mode=0700", "kcoord-test") as disk:
         fill(disk)
         shown = run(sandbox, refused + KERNELS, KCOORD_LOCAL_DIR=str(disk))

@@ -22,7 +22,7 @@ from kcoord.interruption import interruption_in
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.staging import StagingDirectories
+from kcoord.rank.directories import Directories
 from kcoord.rank.telemetry import RankTelemetry
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -224,7 +224,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(RankTelemetry, "waited"), (local, "has_room"), (StagingDirectories, "is_shared")],
+    [(RankTelemetry, "waited"), (local, "has_room"), (Directories, "is_shared")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(

@@ -8,7 +8,7 @@ from kcoord.backends import abandoned_frames
 from kcoord.backends.fail_open import coordinator_in_use, notices
 from kcoord.backends.triton import OLDEST
 from kcoord.backends.wrapping import is_wrapped
-from kcoord.rank.staging import watch_temporary_directories
+from kcoord.rank.directories import watch_temporary_directories
 
 
 def hook() -> None:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[3]
 BY_PATH = re.compile(r"rmtree\(|\.(unlink|rmdir|rename|replace)\((?!.*\")")
 """A call that removes or renames by a path. One with a text for an argument changes a text."""
 ON_THE_NODE = {
-    "cli/jobs.py", "cli/keys.py", "keys/tools/machine_cache.py", "protocol/endpoint.py", "rank/compilation.py", "rank/staging.py",
-    "retention/local_collector.py", "telemetry/ledger.py", "telemetry/span_files.py", "artifacts/local.py",
+    "cli/jobs.py", "cli/keys.py", "keys/tools/machine_cache.py", "protocol/endpoint.py", "rank/compilation.py",
+    "rank/directories.py", "retention/local_collector.py", "telemetry/span_files.py", "artifacts/local.py",
     "packs/exchange.py", "packs/pack_files.py", "files/sweep.py", "backends/cc/adapter.py",
     "backends/ninetoothed/files.py", "default_dir.py", "keys/function/unimported.py",
 }  # fmt: skip

@@ -80,21 +80,8 @@ def test_what_a_living_process_stages_stays_however_old_it_is(tmp_path: Path, al
     assert theirs.exists()
 
 
-def test_a_zombie_does_not_live(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-    try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        make(tmp_path, name(process.pid))
-        assert sweep_all(tmp_path) == 1
-    finally:
-        process.wait()
-
-
-def test_a_process_that_is_younger_than_what_it_is_to_have_left_has_not_left_it(alive: int) -> None:
-    assert lives(alive)
-    assert lives(alive, since=30.0), "a clock tick, or a slow start, is no proof"
-    assert not lives(alive, since=86400.0)
-    assert lives(1, since=0.0), "a process of another user lives, too"
+def test_a_process_of_another_user_lives() -> None:
+    assert lives(1)
 
 
 @pytest.mark.parametrize(

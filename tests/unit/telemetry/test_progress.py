@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,31 +51,6 @@ def test_a_warm_up_that_is_over_at_once_says_nothing() -> None:
         pass
     assert log.getvalue() == ""
     assert not [t for t in threading.enumerate() if t.name.startswith("Thread") and not t.daemon]
-
-
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
-    mine, theirs = pty.openpty()
-    stream = os.fdopen(theirs, "w")
-    yield mine, stream
-    stream.close()
-    os.close(mine)
-
-
-def test_a_terminal_gets_one_line_that_is_gone_at_the_end(
-    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    mine, stream = terminal
-    said = b""
-    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1, ("rank 3: jsd 2.1 s",)), stream, first=0.01, every=0.01):
-        while said.count(b"\r") < 2:
-            said += os.read(mine, 4096)
-    line = "kcoord: warm-up llama: 2 of 4 keys, 1 compiled, about 2 s left"
-    assert said.startswith(line[:59].encode() + b"\x1b[K\r"), "no longer than the terminal is wide"
-    while not said.endswith(b"\r\x1b[K"):
-        said += os.read(mine, 4096)
-    assert b"\n" not in said
 
 
 def test_a_stream_that_is_closed_stops_the_lines_and_nothing_else() -> None:

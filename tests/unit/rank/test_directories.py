@@ -9,9 +9,9 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.keys.cache_key import CacheKey
-from kcoord.rank import own_tiers
+from kcoord.rank import directories
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.own_tiers import OwnTiers
+from kcoord.rank.directories import Directories
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -26,15 +26,15 @@ def test_a_directory_is_looked_at_once_whatever_is_asked_for_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
-    look = own_tiers.check_tier
+    look = directories.check_tier
 
     def counted(tier: Path) -> None:
         looks.append(tier.name)
         look(tier)
 
-    monkeypatch.setattr(own_tiers, "check_tier", counted)
+    monkeypatch.setattr(directories, "check_tier", counted)
     notices = Notices()
-    tiers = OwnTiers(settings_of(tmp_path), notices)
+    tiers = Directories(settings_of(tmp_path), notices)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for name in ("a", "b"):

@@ -1,9 +1,10 @@
-"""The directories that one process compiles in: below the local tier, or private if that takes no files; and those that it throws
-away: a tuner (Helion) compiles each of its candidates in a temporary directory, and uses one of them.
+"""The directories that one process loads from and compiles in; and those that it throws away: a tuner (Helion) compiles each of
+its candidates in a temporary directory, and uses one of them.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -16,8 +17,10 @@ from kcoord.artifacts import local
 from kcoord.default_dir import private_places, takes_libraries
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
+from kcoord.files.private import check_tier, make_tier
 from kcoord.interruption import let_through
 from kcoord.latest import Latest
+from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 _LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin there
@@ -46,19 +49,71 @@ def directory_held(directory: Path) -> Iterator[Callable[[], bool]]:
             os.close(held)
 
 
-class StagingDirectories:
-    """A private directory lasts as long as this process. Where ``shares(home)`` is false, all are private.
+class Directories:
+    """The directories of this node from which a process loads artifacts, and those in which it compiles.
 
-    `local_dir`: see `local.new_staging`.
+    It looks at each once, and tells of one that others may write to: then it compiles in a private directory, which lasts as long
+    as this process.
     """
 
-    def __init__(self, notices: Notices, shares: Callable[[Path], bool], local_dir: Path) -> None:
-        self._notices, self._shares, self._local_dir = notices, shares, local_dir
-        self._private: list[Path] = []
+    def __init__(self, settings: Settings, notices: Notices) -> None:
+        self._notices, self._disabled, self._local_dir = notices, settings.disable, settings.local_dir
+        self._usable: bool | None = None
+        self._is_private: dict[str, bool] = {}
+        self._takes: dict[str, bool] = {}
+        self._own: list[Path] = []  # private directories
+
+    @property
+    def usable(self) -> bool:
+        """False if kcoord is off, another user may write to the local directory, or no library can be mapped from there."""
+        if self._usable is None:
+            told = "kernels are compiled without coordination"
+            make = functools.partial(make_tier, self._local_dir)
+            self._usable = not self._disabled and self._is_good(make, "KCOORD_LOCAL_DIR=", told)
+        return self._usable
+
+    def is_private(self, home: str | Path) -> bool:
+        """False if kcoord is off, or another user may write where `home` lies: nothing is loaded from there, or published there.
+
+        After the first look at a directory it costs no system call.
+        """
+        tier = os.path.dirname(home)  # noqa: PTH120 - on every kernel's way
+        private = self._is_private.get(tier)
+        if private is None:
+            told = "artifacts are not shared there"
+            private = self._is_private[tier] = self.usable and self._is_good(lambda: check_tier(Path(tier)), "", told)
+        return private
+
+    def takes(self, home: Path) -> bool:
+        """False if this user cannot publish around `home`, a place outside the local directory: it is root's, or read-only.
+
+        So is one whose directory for staging others may write to, which is told. Looks once at each directory.
+        """
+        tier = os.path.dirname(home)  # noqa: PTH120
+        taken = self._takes.get(tier)
+        if taken is None:
+            taken = self._takes[tier] = home.is_relative_to(self._local_dir) or self._may_stage(Path(tier))
+        return taken
+
+    def _may_stage(self, tier: Path) -> bool:
+        staging = tier / ".kcoord" / "staging"
+        existing = next(path for path in (staging, *staging.parents) if os.path.exists(path))  # noqa: PTH110 - EACCES
+        told = "kernels are compiled into the local directory"
+        return os.access(existing, os.W_OK | os.X_OK) and self._is_good(lambda: check_tier(staging), "", told)
+
+    def _is_good(self, check: Callable[[], object], name: str, told: str) -> bool:
+        """False if `check` raises `StoreError`, which is told."""
+        try:
+            check()
+        except StoreError as error:
+            let_through(error)
+            self._notices.tell(f"{name}{error}; {told}")
+            return False
+        return True
 
     def new(self, home: Path) -> Path:
         """A staging directory on the disk of `home`; a private one if that disk refuses, which is told. Raises `StoreError`."""
-        if self._shares(home):
+        if self.is_private(home):
             try:
                 return local.new_staging(home, _LEAST_ROOM, self._local_dir)
             except StoreError as error:
@@ -81,18 +136,18 @@ class StagingDirectories:
 
     def keep(self, directory: Path) -> None:
         """This process loads from `directory` until it ends, and then removes it."""
-        self._private.append(directory)
+        self._own.append(directory)
 
     def is_shared(self, directory: Path) -> bool:
         """True if what is staged in `directory` may become an artifact that others see."""
-        return directory not in self._private
+        return directory not in self._own
 
     def instead_of(self, staging: Path, error: OSError) -> Path | None:
         """A private directory in place of `staging`, which is removed; None if `staging` still takes files, or is private.
 
         Raises `StoreError` if no disk takes one.
         """
-        if staging in self._private or local.takes_files(staging, _LEAST_ROOM):
+        if staging in self._own or local.takes_files(staging, _LEAST_ROOM):
             return None
         self._refused(store_error(error, staging.parent), f"the local directory: {store_error(error, staging).remedy}")
         shutil.rmtree(staging, ignore_errors=True)
@@ -107,13 +162,13 @@ class StagingDirectories:
         return self.new_private()
 
     def close(self) -> None:
-        private, self._private = self._private, []
+        private, self._own = self._own, []
         for directory in private:
             shutil.rmtree(directory, ignore_errors=True)
 
     def forget_after_fork(self) -> None:
         """The parent removes its own private directories."""
-        self._private = []
+        self._own = []
 
     def _refused(self, error: StoreError, about: str) -> None:
         self._notices.tell(f"{error}; this process keeps its kernels in a directory of its own", about=about)
