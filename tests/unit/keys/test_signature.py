@@ -286,14 +286,6 @@ def test_equal_tokens_mean_equal_encodings_and_both_mean_equal_values(one: Any, 
         assert equal
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(_VALUES, min_size=2, max_size=8))
-def test_a_dictionary_of_tokens_keeps_whole_collections_apart(values: list[Any]) -> None:
-    kept: dict[Any, Any] = {}
-    for value in values:
-        assert _identity(kept.setdefault(token(value), value)) == _identity(value)
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(_VALUES, min_size=3, max_size=3), st.lists(_VALUES, min_size=3, max_size=3))
 def test_calls_are_equal_when_their_arguments_are(one: list[Any], other: list[Any]) -> None:
@@ -355,7 +347,7 @@ def test_nothing_of_torch_numpy_or_triton_is_imported() -> None:
 
 
 _ELSEWHERE = """
-import torch, numpy as np
+import numpy as np
 from dataclasses import dataclass
 from kcoord.keys.cache_key import encode
 from kcoord.keys.arguments.signature import Arguments
@@ -365,7 +357,7 @@ class Tile:
     m: int
     names: set
 table = {f"k{n}": {n, str(n)} for n in range(9)}
-values = (torch.zeros(3, 4), Tile(1, {f"n{n}" for n in range(99)}), table, np.float32(0.1), len)
+values = (np.zeros((3, 4)), Tile(1, {f"n{n}" for n in range(99)}), table, np.float32(0.1), len)
 arguments = Arguments("abcde")
 print(hashlib.sha256(encode(arguments.canonical(arguments.token(values)))).hexdigest())
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -259,11 +258,6 @@ def test_path_is_read_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert which("/no/such/nvcc") == "/no/such/nvcc"
 
 
-@pytest.mark.parametrize("name", ["sh", "python3", "env", "no such tool"])
-def test_which_finds_what_the_shell_finds(name: str) -> None:
-    assert which(name) == shutil.which(name)
-
-
 def cuda(home: Path) -> Path:
     """A CUDA directory, as far as it concerns code."""
     for name in ("bin/nvcc", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc"):
@@ -385,19 +379,6 @@ def test_of_four_processes_one_hashes_and_the_others_wait_for_it(tmp_path: Path)
     (tmp_path / "gate").touch()
     assert {_told(p) for p in processes} == {machine_cache.hash_file(path)[0]}
     assert len(_lines(tmp_path / "hashes")) == 1
-
-
-def test_who_waits_goes_on_when_the_process_that_hashes_is_killed(tmp_path: Path) -> None:
-    path = script(tmp_path / "ptxas")
-    first = _process(tmp_path)
-    eventually(lambda: _lines(tmp_path / "hashes"), 60)
-    second = _process(tmp_path)
-    eventually(lambda: len(_lines(tmp_path / "locks")) == 2, 60)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    (tmp_path / "gate").touch()
-    assert _told(second) == machine_cache.hash_file(path)[0]
-    assert _lines(tmp_path / "hashes") == [str(first.pid), str(second.pid)]
 
 
 def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,6 @@ from kcoord.keys.tools import machine_cache, tree
 from kcoord.keys.tools.tree import listing_of, tree_fingerprint
 from tests.support.sandbox import eventually
 
-_ROOT = Path(__file__).parents[3]
 _FILES = {"gemm.h": "a", "copy.h": "b", "sm90/gemm.h": "c", "sm90/empty.h": "", "notes.txt": "d"}
 
 
@@ -218,25 +214,6 @@ def test_a_directory_that_cannot_be_read_is_named(root: Path, local: Path) -> No
         (root / "sm90").chmod(0o755)
 
 
-@pytest.mark.usefixtures("old_files")
-def test_a_torn_entry_is_read_from_the_files_again(root: Path, local: Path, read: list[str]) -> None:
-    first = tree_fingerprint(root, local)
-    (entry,) = (p for p in (local / "toolchain").glob("tree-*") if p.suffix != ".lock")
-    os.truncate(entry, entry.stat().st_size - 3)
-    tree._known.clear()
-    read.clear()
-    assert tree_fingerprint(root, local) == first
-    assert len(read) == 5
-
-
-def test_a_disk_that_refuses_costs_work_and_nothing_else(root: Path, local: Path) -> None:
-    expected = tree_fingerprint(root, local)
-    shutil.rmtree(local)
-    local.write_text("a file")
-    tree._known.clear()
-    assert tree_fingerprint(root, local) == expected
-
-
 def test_names_that_are_no_text_are_kept_apart(root: Path, local: Path) -> None:
     seen = set()
     for name in (b"\xff.h", b"\xfe.h", b"new\nline.h", "é.h".encode()):
@@ -245,45 +222,3 @@ def test_names_that_are_no_text_are_kept_apart(root: Path, local: Path) -> None:
             seen.add(tree_fingerprint(root, local))
         os.unlink(path)  # noqa: PTH108
     assert len(seen) == 4
-
-
-_ELSEWHERE = """
-import sys
-from pathlib import Path
-from kcoord.keys.tools.tree import tree_fingerprint
-print(tree_fingerprint("include", Path(sys.argv[1])))
-"""
-
-
-def test_the_fingerprint_is_one_in_all_processes(root: Path, local: Path, tmp_path: Path) -> None:
-    found = {tree_fingerprint(root, local)}
-    for seed in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE, str(tmp_path / seed)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout.strip())
-    assert len(found) == 1
-
-
-@pytest.mark.usefixtures("old_files")
-def test_sixteen_threads_agree_and_one_reads(root: Path, local: Path, read: list[str]) -> None:
-    found: set[str] = set()
-    start = threading.Barrier(16)
-
-    def look() -> None:
-        start.wait(timeout=30)
-        found.add(tree_fingerprint(root, local))
-
-    threads = [threading.Thread(target=look) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 1
-    assert len(read) == 5
