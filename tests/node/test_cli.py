@@ -15,7 +15,6 @@ import pytest
 from kcoord.artifacts.store_root import NO_STORE
 from kcoord.cli import _COMMANDS
 from tests.support.command import KCOORD, as_json, kcoord
-from tests.support.living import agents_of, words_of
 from tests.support.mounts import read_only, tmpfs
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
@@ -173,22 +172,6 @@ def test_exec_forwards_signals(sandbox: Sandbox) -> None:
     assert finish(job).returncode == 5
 
 
-def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(sandbox: Sandbox) -> None:
-    gate = sandbox.root / "gate"
-    wait = f"until [ -e {gate} ]; do sleep 0.05; done"
-    first = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", wait)
-    eventually(lambda: list(sandbox.local.glob("*.sock")))
-    later = f"{wait}; while kill -0 {first.pid} 2>/dev/null; do sleep 0.05; done; {sys.executable} {RANK} 2"
-    second = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", later)
-    eventually(lambda: ["bash", "-c", later] in map(words_of, sandbox.processes()))
-    assert len(agents_of(sandbox.processes())) == 1
-    gate.touch()
-    assert finish(first).returncode == 0
-    done = finish(second)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["counters"]["alone"] == 0
-
-
 def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
     done = sandbox.run_kcoord(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
     assert "TRITON_CACHE_MANAGER" not in done.stdout
@@ -225,17 +208,6 @@ def test_ls_lists_artifacts_and_explain_says_why_two_differ(sandbox: Sandbox) ->
     assert "n: 1 → 0" in kcoord(sandbox, "explain", first["digest"][:10], second["digest"][:10]).stdout
     assert "no other key" in kcoord(sandbox, "explain", "k0").stdout
     assert "no artifact has the key" in kcoord(sandbox, "explain", "nothing", code=1).stderr
-
-
-def test_a_kernels_name_is_no_command_to_the_terminal(sandbox: Sandbox) -> None:
-    code = "import kcoord; kcoord.connect().get_or_compile(kcoord.CacheKey.of('b', '\\x1b[2J[red]k[/]', a=1), "
-    code += "lambda staging: (staging / 'f').write_text('x'))"
-    done = sandbox.run("-c", code)
-    assert done.returncode == 0, done.stderr
-    digest = as_json(sandbox, "ls")[0]["digest"]
-    for shown in (kcoord(sandbox, "ls").stdout, kcoord(sandbox, "explain", digest).stdout):
-        assert "\x1b" not in shown
-        assert "[2J[red]k[/]" in shown
 
 
 @pytest.mark.parametrize("job", ["x" * 201, "a\nb"], ids=["long", "newline"])

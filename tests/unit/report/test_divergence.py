@@ -247,7 +247,7 @@ def test_a_rank_with_a_variable_of_its_own_is_found_and_nobody_waited_for_it(san
         f"runpy.run_path({str(PROGRAMS / 'rank.py')!r}, run_name='__main__')\n"
     )
     launch = ("-m", "kcoord_launch.torchrun", "--standalone", "--nproc-per-node=2")
-    done = sandbox.run(*launch, script, KCOORD_JOB="j")
+    done = sandbox.run_torchrun(*launch, script, KCOORD_JOB="j")
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [len(r["compiled"]) for r in ranks] == [3, 3], "they have no key in common"

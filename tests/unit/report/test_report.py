@@ -285,13 +285,13 @@ def test_dragging_a_choice_and_the_keys_change_what_is_shown(acting: Callable[[T
     assert f'data-address="#key={0:016x}"' in chosen
 
 
-def test_a_job_of_2048_ranks_and_300_kernels_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    ranks = range(2048)
+def test_a_job_of_512_ranks_and_300_kernels_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    ranks = range(512)
     compiles = {rank: [span("compile", rank, rank / 1000, 2.0)] for rank in ranks[:300]}
     loads = [span("load", key, 3 + key / 500, 0.001, saved=2.0) for key in range(300)]
     path = report(rows({(f"node-{rank // 8:03}", rank): compiles.get(rank, []) + loads for rank in ranks}), tmp_path)
-    assert path.stat().st_size < 30 << 20
-    assert painted(browser.dom(path)) == 300 + 2048 * 300
+    assert path.stat().st_size < 8 << 20
+    assert painted(browser.dom(path)) == 300 + 512 * 300
 
 
 def test_what_a_pool_compiled_is_shown_and_its_workers_are_no_ranks() -> None:
