@@ -1,4 +1,4 @@
-"""Carries out the actions of flights: the lease of a key, and the artifact, which `tiers` brings.
+"""Carries out the actions of flights on leases and artifacts.
 
 A cold claim is one coroutine, `acquire`: the lease, then the pack or the store, then the answer.
 """
@@ -119,7 +119,7 @@ class Acquisition:
                 break
         if isinstance(answer, Failed):
             return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
-        if not isinstance(answer, Ready):  # nobody else publishes now, but an earlier job may have
+        if not isinstance(answer, Ready):  # no other node publishes now, but an earlier job may have
             manifest = await tiers.from_store(key, home, None)
             if manifest is not None:
                 return flights.found(key, serial, str(home), manifest)
@@ -150,13 +150,13 @@ class Acquisition:
         return Unleased() if answer is None else answer  # None: the flight has ended
 
     def _is_awaited(self, key: str, serial: int, wait: Wait) -> bool:
-        """False: its flight has ended, since all its claims are of those that do not wait."""
+        """Tell the flight that another node compiles. False: it has ended, since none of its claims waits."""
         until = self._now() + min(_BUSY_FOR, wait.ttl)
         self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
         return self._flights.acquiring(key, serial) is not None
 
     async def _is_shared(self, flight: act.Flight) -> bool:
-        """False: a compile of this node would not get into the store, so no other node should wait for it.
+        """True if a compile of this node would get into the store. Else no other node should wait for it.
 
         That may be why another node that had the lease has nothing to show: so after a wait the store is tried first.
         """
@@ -170,7 +170,7 @@ class Acquisition:
         await self._give_back(action.key, action.serial, action.failure)
 
     async def _upload(self, action: act.Upload) -> None:
-        """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
+        """Publish in the store, then announce. The lease is renewed until then, so that no other node compiles meanwhile."""
         key, serial = action.key, action.serial
         if action.manifest is None:  # else it is the acquiring task that has found it
             await self._stop_acquiring(serial)

@@ -38,7 +38,7 @@ _MOST_TUNINGS = 100
 
 
 class Choices:
-    """Answers `Lookup` and `Offer`. The store is waited for about `patience` seconds at most."""
+    """Answers `Lookup` and `Offer`. Waits for the store for about `patience` seconds at most."""
 
     def __init__(self, tiers: Tiers, local_dir: Path, patience: float, notices: Notices) -> None:
         self._tiers, self._local_dir, self._patience, self._notices = tiers, local_dir, patience, notices
@@ -74,12 +74,12 @@ class Choices:
         return self._answer(message.key.digest, (manifest, choices.contents_of(message.content)))
 
     async def _answer(self, digest: str, offered: Found | None) -> messages.Choice:
-        """One at a time for each key: the node asks the store once, and its other ranks find the answer here."""
+        """Answer ranks in turn for each key: the first one asks the store, the others find the answer on this node."""
         turn = self._turns.setdefault(digest, asyncio.Lock())
         async with turn:
             try:
                 if offered is not None:
-                    offered[0].encode()  # a key that has no manifest is nobody else's
+                    offered[0].encode()  # raises for a key that a manifest cannot hold
                 found = await self._decided(digest, offered)
                 if found is None:
                     return messages.Choice()
@@ -126,7 +126,7 @@ class Choices:
         return await self._tiers.locally(read)
 
     async def _keep(self, found: Found, home: Path) -> Found:
-        """The choice at `home` then. If the disk refuses it, `found` is answered all the same."""
+        """Install the choice at `home`, and return the one that is there then; `found` if the disk refuses it."""
 
         def keep() -> Found:
             try:
@@ -161,7 +161,7 @@ def _settle(store: Store, digest: str, offered: Found | None) -> Found | None:
 
 
 def _fetched(store: Store, digest: str) -> Found | None:
-    """None also for a choice that does not verify: `fetch` sets it aside."""
+    """The choice in the store; None if there is none, or it does not verify and is set aside."""
     try:
         found = store.fetch(digest)
     except ArtifactInvalid:
@@ -171,7 +171,7 @@ def _fetched(store: Store, digest: str) -> Found | None:
 
 @dataclass
 class _Tuning:
-    """By the configuration's number: how often it was given out, and what was measured. `processes` want to know it all.
+    """By the configuration's number: how often it was `given` out, and its `timings`. `processes` wait for all timings.
 
     A process is known by two ids: the peer's as the agent sees it, which is 0 in another container, and its own.
     """
@@ -188,7 +188,7 @@ class SharedMeasurements:
         self._tunings: Latest[str, _Tuning] = Latest(most)  # by `Measure.digest`
 
     def measure(self, connection: Connection, _: int, message: messages.Measure) -> messages.Measurements:
-        """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for what no autotuner asks."""
+        """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for numbers out of range."""
         process = connection.pid, connection.who.pid
         count, index, timing = message.count, message.index, message.timing
         if count > _MOST_CONFIGURATIONS:

@@ -1,4 +1,4 @@
-"""Claims: between the clients, the flights (who leads, who waits) and the acquisition of leases and artifacts."""
+"""Answers claims: passes events of clients to the flights, which decide, and carries out the actions that follow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ class Claims:
     def publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
         key, took = message.key, message.compile_seconds
         self._expectations.learn(key.digest, took)
-        token = message.token if self.flights.landing(key.digest, message.token) else ""  # else nobody waits for it
+        token = (
+            message.token if self.flights.landing(key.digest, message.token) else ""
+        )  # empty: no flight waits for it
         origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
         publish = functools.partial(self._tiers.publish_locally, message.staging, message.home, key, took, origin)
         return self._land(connection, key.digest, token, publish)
@@ -122,7 +124,7 @@ class Claims:
         self.carry_out(self.flights.gone(connection.id, now))
 
     def tick(self) -> None:
-        """End the waits that have lasted for long enough. Call it about once a second."""
+        """End the waits that are over their bounds. Call it about once a second."""
         actions = self.flights.tick(time.monotonic(), may_hedge=self._leases.settled)
         for action in actions:
             if isinstance(action, act.Reply) and isinstance(action.answer, messages.Alone):
@@ -182,7 +184,7 @@ class Claims:
         )
 
     def _slow_after(self, drawn: float, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
-        """`drawn` times the seconds that are expected at most: so nodes that wait for one leader do not all compile at once.
+        """Seconds after which a compile is slow. `drawn` at random, so that nodes that wait for one leader differ.
 
         A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too.
         """
@@ -202,14 +204,14 @@ class Claims:
             self._notices.tell(f"not published: {why}", about=about)
             return messages.Refused(why)
         finally:
-            if why and token:  # whatever went wrong: nobody waits for a flight that does not land
+            if why and token:  # whatever went wrong: let the waiters of this flight go
                 why = f"{connection.label} compiled it, but could not publish it: {why}"
                 self.carry_out(self.flights.not_published(digest, token, why, time.monotonic()))
         self._landed(digest, str(artifact.path))
         return messages.Done()
 
     def _landed(self, digest: str, home: str) -> None:
-        """An artifact in a directory that its rank throws away is for this node: a tuner compiles many, and uses one."""
+        """End the flight. An artifact in a directory that its rank throws away stays on this node: a tuner uses one of many."""
         for action in self.flights.landed(digest, home):
             if isinstance(action, act.Upload) and home in self.acquisition.passing:
                 action = act.EndLease(action.key, action.serial)
@@ -232,7 +234,7 @@ class Claims:
             self._connections.answer(connection, request, answer)
 
     async def _copy_then_reply(self, reply: act.Reply) -> None:
-        """The artifact is at another home of the local tier than the claimant's, or was at this one."""
+        """Copy the artifact to the claimant's home from another one, or make sure that it is still there."""
         claimant = reply.claimant
         done = await self._tiers.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
         if done is None and not claimant.again and claimant.id in self._waiting:

@@ -92,14 +92,14 @@ class Connections:
         return any(connection.who.job == job for connection in self._open.values())
 
     def must_live(self, connection: Connection) -> None:
-        """Raises `ProtocolError` if the process has ended. Requests that it sent before are still read, and a lead, a permit or
+        """Raises `ProtocolError` if the client's process has ended. Its earlier requests are still read, and a lead, a permit or
         an attendance ends with its process: granted after that, it would never end.
         """
         if connection.id not in self._open:
             raise ProtocolError("the process that made this connection has ended")
 
     def process_of(self, connection: int) -> str:
-        """The directory of a client's process in a /proc; empty if it cannot be seen."""
+        """The directory of a client's process in a procfs; empty if this agent cannot see it."""
         found = self._open.get(connection)
         return found.watch.directory if found is not None and found.watch is not None else ""
 
@@ -142,7 +142,7 @@ class Connections:
         connection.transport.write(frames.encode_frame(frame))
 
     def beat(self) -> None:
-        """Tell all who wait that the agent lives."""
+        """Send a heartbeat to each client that waits for an answer."""
         for connection in self._open.values():
             for request in connection.unanswered:
                 self._send(connection, {"op": "waiting", "id": request})
@@ -159,7 +159,7 @@ class Connections:
         self.begin(connection, answered())
 
     def begin(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` for a client. An unforeseen error ends its connection: all that it waits for is void."""
+        """Run `work` for a client. An unforeseen error ends the connection, and with it all requests of the client."""
         task = asyncio.create_task(work)
         self._tasks[task] = connection
         task.add_done_callback(functools.partial(self._ended_work, connection))
@@ -201,7 +201,7 @@ class Connections:
             await asyncio.sleep(0)  # thousands may be in the queue
 
     async def _serve(self, client: socket.socket) -> None:
-        """One client, from its first bytes to its last. Nothing is read of another user's process."""
+        """Serve one client until it leaves. Reads nothing that another user's process sends."""
         connection, passed, transport = None, list[int](), None
         try:
             peer, first = peer_of(client), b""
@@ -225,13 +225,13 @@ class Connections:
             if transport is not None:
                 _refuse(transport, error)
         except (OSError, TimeoutError):
-            pass  # it has broken off, or said no hello in time
+            pass  # the client broke off, or sent no hello in time
         finally:
             for descriptor in passed:
                 os.close(descriptor)
             if transport is None:
                 client.close()
-            else:  # the client is gone now: it may never read its last answers, for which the transport waits
+            else:  # the transport waits until its answers are read, which may be never: call `gone` now
                 transport.close()
             if connection is not None:
                 self._lost(connection)
@@ -282,7 +282,7 @@ class Connections:
         self._left(connection)
 
     def _ended(self, connection: Connection) -> None:
-        """The client's process has ended. A forked child may keep the other end open for as long as it likes: ours is closed."""
+        """The client's process has ended. Close our end: a forked child may keep the other one open."""
         self._left(connection)
         asyncio.get_running_loop().call_later(_LINGER, connection.transport.abort)
 
@@ -301,7 +301,7 @@ async def _readable(client: socket.socket) -> None:
 
 
 async def _stream(client: socket.socket, first: bytes) -> tuple[asyncio.StreamReader, asyncio.Transport]:
-    """The stream of a client of which the bytes `first` are here already."""
+    """The stream of a client whose bytes `first` were received already."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     reader.feed_data(first)
     transport, _ = await loop.connect_accepted_socket(lambda: asyncio.StreamReaderProtocol(reader), client)

@@ -152,7 +152,7 @@ class Flight:
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node
     hedge_from: float = math.inf  # start of the time that `slow_after` allows
-    overdue: float | None = None  # since when the waiters, who have waited for long enough, wait for one of them
+    overdue: float | None = None  # when the waiters were past their deadlines, and one of them went ahead
     remote: str = ""  # the leader on another node, while ACQUIRING
     waited: bool = False  # another node compiled during this flight
 
@@ -176,22 +176,22 @@ class Flight:
 
     @property
     def late(self) -> str:
-        """The leader that is waited for, for people."""
+        """The leader's name, for people."""
         return self.leader.claimant.who if self.leader is not None else self.remote
 
     @property
     def has_successor(self) -> bool:
-        """True while one of those who were overdue compiles."""
+        """True while a waiter that went ahead of an overdue leader compiles."""
         if self.overdue is None:
             return False
         return self.hedge is not None or (self.leader is not None and self.leader.since >= self.overdue)
 
     def is_overdue(self, now: float, max_wait: float) -> bool:
-        """True if somebody has waited for long enough: until the deadline, and longer while a compile here works."""
+        """True if a waiter is past its deadline, which is later while a compile on this node works."""
         return any(now >= w.deadline + self._longer(max_wait) for w in self.waiters.values())
 
     def end_waits(self, now: float, max_wait: float) -> list[Reply]:
-        """One of those who are overdue compiles; the others wait once more, for that one, and then compile."""
+        """Let one waiter compile; the others wait once more, for that one, and then compile."""
         replies, longer = self.succeed(now), self._longer(max_wait)
         for claimant in list(self.waiters.values()):
             ends = claimant.deadline
@@ -203,7 +203,7 @@ class Flight:
         return replies
 
     def succeed(self, now: float) -> list[Reply]:
-        """The leader is overdue: the first who waits compiles, unless somebody does since."""
+        """The leader is overdue: let the first waiter compile, unless one does already."""
         if self.overdue is None:
             self.overdue = self.hedge.since if self.hedge is not None else now
         claimant = None if self.has_successor else self._next_hedge()
@@ -224,12 +224,12 @@ class Flight:
         return answers
 
     def due_hedge(self, now: float) -> Claimant | None:
-        """The waiter that is to compile beside a leader that is slow by now."""
+        """The waiter that is to compile beside the leader, if that is slow by now."""
         due = self.hedge is None and self.is_led and now >= self.hedge_from + self.slow_after()
         return self._next_hedge() if due else None
 
     def _next_hedge(self) -> Claimant | None:
-        """The waiter that could compile beside the leader: not of the leader's own process, which is as slow."""
+        """The first waiter of another process than the leader's."""
         slow = self.leader.claimant.who if self.leader is not None else ""
         return next((w for w in self.waiters.values() if w.who != slow), None)
 
@@ -356,7 +356,7 @@ class Flights:
         return self.given_up(key, token, now)
 
     def works(self, key: str, token: str) -> None:
-        """The compile with this token was seen to use the CPU: it is waited for longer, unless it stalls."""
+        """The compile with this token was seen to use the CPU: deadlines are later until it stalls."""
         if (attempt := self._attempt(key, token)) is not None:
             attempt.works = True
 
@@ -407,7 +407,7 @@ class Flights:
         return self._end(flight, *answers, *([Upload(key, serial, home, manifest)] if manifest is not None else []))
 
     def may_compile(self, key: str, serial: int, now: float) -> list[Action]:
-        """Nobody has the artifact, and no other node compiles it, as far as is known: a rank of this node does."""
+        """No node has the artifact or compiles it, as far as is known: a rank of this node is to compile."""
         flight = self.acquiring(key, serial)
         if flight is None:
             return [EndLease(key, serial)]
@@ -484,7 +484,7 @@ class Flights:
         return None, self._hedge_ended(flight, now)
 
     def _next_leader(self, flight: Flight, now: float) -> list[Action]:
-        """The hedge, which compiles already; else the first who waits."""
+        """Make the hedge the leader, which compiles already; else the first waiter."""
         flight.hedge_from = now
         if flight.hedge is not None:
             flight.leader, flight.hedge = flight.hedge, None
@@ -505,7 +505,7 @@ class Flights:
         return [*actions, *self._end_if_deserted(flight)]
 
     def _hedge_ended(self, flight: Flight, now: float) -> list[Action]:
-        """The hedge did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
+        """The hedge failed: the waiters go on waiting, and the next one hedges after a while."""
         if flight.is_led:
             flight.hedge_from = now
         flight.hedge = None

@@ -25,7 +25,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 log = logging.getLogger("kcoord.http")
 
 _MOST_AT_ONCE = 16  # connections; the next one is closed
-_LONGEST = 5.0  # seconds of a connection, however its client divides its bytes
+_LONGEST = 5.0  # seconds of a connection
 _BREATHER = 0.2  # seconds
 _FIRST_RETRY, _SLOWEST_RETRY = 1.0, 60.0  # seconds
 
@@ -65,8 +65,8 @@ class HttpService:
 
 
 class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
-    """Listens at ``host:port``, with bounds on the number of connections and on the seconds of each: slow clients keep nobody out
-    for long. Raises OSError, also for a host that cannot be resolved.
+    """Listens at ``host:port``, with bounds on the number of connections and on the seconds of each, so that slow clients
+    do not keep others out. Raises OSError, also for a host that cannot be resolved.
     """
 
     daemon_threads = True
@@ -92,7 +92,7 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
         try:
             return super().get_request()
         except OSError:
-            # too many open files: the connection stays in the queue, and a loop without a pause would take a core
+            # too many open files: the connection stays in the queue; without a pause the loop would use a whole core
             time.sleep(_BREATHER)
             raise
 

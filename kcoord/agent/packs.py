@@ -38,7 +38,7 @@ _MOST_NAMED = 64  # profiles
 
 
 class Packs:
-    """A fault costs look-ups, and is told once. Without a `local_dir` there are none. A pack serves for `kept` seconds."""
+    """The packs of one agent, each for `kept` seconds; none without a `local_dir`. After a fault artifacts are looked up."""
 
     def __init__(self, store: StoreBreaker, local_dir: Path | None, notices: Notices, kept: float = _KEPT) -> None:
         self._store, self._local_dir, self._notices, self._kept = store, local_dir, notices, kept
@@ -61,7 +61,7 @@ class Packs:
         asyncio.get_running_loop().call_later(self._kept, self._end, profile, task)
 
     def get(self, profile: str) -> Pack | None:
-        """The profile's pack. None: there is none that can be used, it is not read yet, or it has served its time."""
+        """The profile's pack, unless it cannot be used, is not read yet, or has served its time."""
         return _result(self._reads.get(profile))
 
     def status(self) -> dict[str, dict[str, Any]]:
@@ -79,7 +79,10 @@ class Packs:
         return read is not None and not read.done()
 
     async def announced(self, digest: str) -> str | None:
-        """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does, as far as is known in time."""
+        """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does.
+
+        Waits for packs that are being read, for a second at most.
+        """
         while self._put_off:
             profile = self._put_off.pop()
             self._reads.pop(profile, None)
@@ -104,7 +107,7 @@ class Packs:
         await self._store.use(touch)
 
     def served(self, name: str) -> None:
-        """This node's ranks have got artifacts of the pack `name`, or made them."""
+        """Note that this node has had the artifacts of the pack `name`."""
         if name not in self._served and self._local_dir is not None:
             self._served.add(name)
             in_daemon(functools.partial(note_here, self._local_dir, name))
@@ -146,7 +149,7 @@ class Packs:
 
 
 def _result(read: asyncio.Future[Pack | None] | None) -> Pack | None:
-    """None too as long as it is being read, and after a failure."""
+    """The pack; None as long as it is being read, and after a failure."""
     if read is None or not read.done() or read.cancelled() or read.exception() is not None:
         return None
     return read.result()
@@ -162,7 +165,7 @@ class UsedArtifacts:
         self._below = f"{local_dir}{os.sep}"
         self._places: Latest[str, str] = Latest(MOST_LISTED)  # by digest: all that ranks asked for
         self._stored: Latest[str, None] = Latest(MOST_LISTED)  # digests
-        self._loaded: Latest[str, None] = Latest(MOST_LISTED)  # beginnings of digests
+        self._loaded: Latest[str, None] = Latest(MOST_LISTED)  # prefixes of digests
         self.count = self.asks = 0
 
     def asked(self, digest: str, home: str) -> None:
@@ -181,7 +184,7 @@ class UsedArtifacts:
         self._stored[digest] = None
 
     def loaded(self, digests: Iterable[str]) -> None:
-        """Ranks loaded the artifacts whose digests begin so, from this node's disk or elsewhere."""
+        """Ranks loaded the artifacts whose digests have these prefixes, from this node's disk or elsewhere."""
         for digest in digests:
             self._loaded[digest] = None
 
@@ -192,5 +195,5 @@ class UsedArtifacts:
 
     @property
     def loads(self) -> frozenset[str]:
-        """Beginnings of the digests of artifacts that ranks loaded."""
+        """Prefixes of the digests of artifacts that ranks loaded."""
         return frozenset(self._loaded.keys())

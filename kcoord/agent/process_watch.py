@@ -1,4 +1,4 @@
-"""The end of a peer's process, noticed at once.
+"""Watches for the end of a process.
 
 A pidfd becomes readable when its process ends, also by SIGKILL, also while a forked child keeps the process's socket open.
 Where the kernel has no pidfd the end of the socket has to do; so it is where the agent does not see the pid namespace of the
@@ -32,7 +32,7 @@ class ProcessWatch:
             else:
                 os.close(descriptor)
         self.directory = f"/proc/self/fd/{self._place}" if self._place >= 0 else f"/proc/{pid}" if pid > 0 else ""
-        """The directory of the process in a /proc, its own or ours; empty if there is none."""
+        """The directory of the process in a procfs, its own or ours; empty if there is none."""
         if self._fd < 0 and pid > 0:
             try:
                 self._fd = os.pidfd_open(pid)

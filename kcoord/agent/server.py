@@ -33,9 +33,9 @@ ENDS_WITHIN = 18.0
 _JOBS_SHOWN = 8  # the latest
 _LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the profile recorded
 # The ends of the drain's phases, in seconds from its beginning.
-_TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
-_UPLOADED = 8.0  # they are in the store, so that a pack can have them
-_WRITTEN = 10.0  # what took longer is there, too; profiles, packs and time lines are written
+_TAKEN_IN = 6.0  # the local tier has what ranks have published
+_UPLOADED = 8.0  # the store has it, so that a pack can list it
+_WRITTEN = 10.0  # profiles, packs and time lines are written, and late uploads are over
 _GIVEN_BACK = 15.0  # leases are released
 _CLOSED = 17.0  # connections to the lease service are closed
 
@@ -176,7 +176,7 @@ class Agent:
                 self.stop()
 
     def _pulse_ended(self, pulse: asyncio.Task[None]) -> None:
-        """An agent without a pulse is taken for dead, slowly: better it ends, and the next one is started."""
+        """End the agent, so that ranks start another one: without a pulse they would take it for dead, slowly."""
         if tell_if_failed(pulse, "the agent ends", self._notices.tell):
             self.stop()
 
@@ -234,7 +234,7 @@ class Launchers:
         self._others.add(connection)
 
     def leaves(self, connection: int) -> bool:
-        """The launcher with this `connection` ends. True if none stays: of several that end at once, for the last one alone."""
+        """The launcher with this `connection` ends. True if no other stays; of several that end at once, for the last."""
         if connection in self._others:
             self._leaving.add(connection)
         return not self._owner_is_here and self._others <= self._leaving | {connection}

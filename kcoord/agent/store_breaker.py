@@ -50,7 +50,7 @@ class StoreBreaker:
         self._threads = BoundedThreads(root, abreast=abreast, patience=patience)
         self._threads.paused = store is not None and not store.opened
         self.faulty = store is not None and (not store.opened or store.reads_only is not None)
-        """True if artifacts of this node do not get into the store now, as far as it knows."""
+        """True during an outage: artifacts of this node do not get into the store."""
         self.changes = int(self.faulty)
         """Beginnings and ends of outages."""
         self._overdue: set[asyncio.Task[Any]] = set()  # bounded uses whose callers went on without them
@@ -92,7 +92,7 @@ class StoreBreaker:
         return None
 
     async def takes_artifacts(self) -> bool:
-        """Look, unless it is known. A store that does not answer within seconds gets the benefit of the doubt."""
+        """True if the store takes artifacts, or does not answer a probe within seconds."""
         if not self.faulty:
             await self.use_within(lambda store: store.check(), self._looks_within)
         return not self.faulty
@@ -109,7 +109,7 @@ class StoreBreaker:
             use.exception()  # seen, though nobody may wait for it
 
     def _failed(self, store: Store, error: StoreError, began: int) -> None:
-        """A use has failed that began after `began` changes. With another number its outage may be over, unless it hung."""
+        """A use failed that began after `began` changes. If there were others since, its outage is over, unless it hung."""
         if not self.faulty and (began == self.changes or isinstance(error, Silent)):
             self.faulty = True
             self.changes += 1

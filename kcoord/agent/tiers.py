@@ -1,4 +1,4 @@
-"""The artifacts of flights, between the local tier, packs and the store.
+"""Moves artifacts between the local tier, packs and the store.
 
 Disk work runs in threads, the store's apart from the local tier's, so that a stalled NFS server delays neither local
 publishing nor a heartbeat.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _MOST_DISTRUSTED = 100_000
 _MOST_FRESH = 256 << 20  # bytes
 _MOST_FRESH_KEYS = 20_000
-_ONE_IN = 16  # agents that fetch an artifact tells retention
+_TOUCHES_ONE_IN = 16  # of the agents that fetch an artifact
 
 
 class Tiers:
@@ -58,7 +58,7 @@ class Tiers:
         self._local_dir, self._notices, self._expectations, self._used = local_dir, notices, expectations, used
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.packs = Packs(self.store, local_dir if store is not None else None, notices)
-        # compiled here, and on their way into the store: those that are signed; without contents if these are large
+        # artifacts that were compiled here and are on their way into the store, alone signed; large ones without contents
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
         self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
         self.distrusted: set[str] = set()
@@ -69,7 +69,7 @@ class Tiers:
         """For the metrics: failures of a ``publish`` or ``fetch``, by ``fault`` or ``invalid``."""
 
     def close(self) -> None:
-        """Begin nothing more; nobody waits for a thread."""
+        """Begin no other work. Does not wait for threads."""
         self._local_io.shutdown(wait=False, cancel_futures=True)
         self.packs.close()
         self.store.close()
@@ -170,7 +170,7 @@ class Tiers:
         def fetch(store: Store) -> tuple[Manifest, dict[str, bytes], str] | None:
             with self._counted("fetch"):
                 found = store.fetch(digest, announced)
-            if found is not None and (announced is None or random.randrange(_ONE_IN) == 0):
+            if found is not None and (announced is None or random.randrange(_TOUCHES_ONE_IN) == 0):
                 store.touch(digest)
             return found
 

@@ -21,12 +21,12 @@ from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
 
-REST = 20  # a disk that took long for a run is left alone for so many times as long
-_SPREAD = 0.2  # of a period, by which each is longer or shorter: the nodes of a job start together, and are not to stay in step
+REST = 20  # times the duration of a run: the pause after it, for a slow disk
+_SPREAD = 0.2  # of a period, by which each is longer or shorter: nodes that start together do not stay in step
 
 
 class DiskThread:
-    """One thread, which works for one disk, in order. A disk that hangs holds it for ever: nobody waits for it to end.
+    """One thread, which works for one disk, in order. Nothing waits for it to end, since a disk may hang.
 
     `low_priority`: the thread leaves the CPU to others.
     """
@@ -39,7 +39,7 @@ class DiskThread:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def doing(self, work: Callable[[], T]) -> Callable[[], Awaitable[T]]:
-        """`work` as a function for the event loop, which runs it in this thread."""
+        """A coroutine function that runs `work` in this thread."""
         return functools.partial(self.run, work)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Chore:
         self._run: asyncio.Task[None] | None = None
         self._draining = False
         self._due = time.monotonic() + _about(first)
-        self._rested = 0.0  # until then the disk is left alone
+        self._rested = 0.0  # until then no run begins
 
     @property
     def under_way(self) -> bool:
@@ -90,7 +90,7 @@ class Chore:
             self.begin()
 
     def run_soon(self) -> None:
-        """Begin a run if one is wanted, due or not, but not while the disk is left alone."""
+        """Begin a run if one is wanted, due or not, but not during the pause of `rest`."""
         if not self.under_way and time.monotonic() >= self._rested and self._wanted():
             self.begin()
 
@@ -101,12 +101,12 @@ class Chore:
             self._run.add_done_callback(self._failed)
 
     async def settled(self) -> None:
-        """Wait for the end of the run that is under way, whatever comes of it."""
+        """Wait for the end of the run that is under way."""
         if self._run is not None:
             await asyncio.wait({self._run})
 
     async def drain(self, seconds: float) -> None:
-        """End: wait for the run that is under way and make the last one, within `seconds`; the rest is given up."""
+        """End: finish the run that is under way and make the last one, within `seconds`; then cancel."""
         self._draining = True
         if self._last is None:
             if self._run is not None:
@@ -167,6 +167,6 @@ def _about(seconds: float) -> float:
 
 
 def _lower_priority() -> None:
-    """On Linux a thread has a priority of its own."""
+    """Lower the priority of this thread alone, as Linux allows."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,9 +1,10 @@
-"""The pack of this agent's profile: written once its ranks have used what the newest pack lacks, by one agent at a time, by a
-lease.
+"""Writes the pack of this agent's profile once its ranks have used artifacts that the newest pack lacks.
 
-The next agent finds that pack, and adds what its own ranks have used, if that is much: so the pack of a job whose nodes run
-different stages holds the kernels of all. What no job has used for ten days is not in the next pack, unless the profile is
-pinned.
+One agent at a time does, by a lease.
+
+The next agent finds that pack, and adds the artifacts of its own ranks, if there are many: so the pack of a job whose nodes run
+different stages holds the kernels of all. Artifacts that no job has used for ten days are not in the next pack, unless the
+profile is pinned.
 
 Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use. A job that is
 killed before its ranks have been quiet for half a minute leaves none.
@@ -27,8 +28,8 @@ from kcoord.packs.writing import USED_WITHIN, added, own_pack, write_pack
 from kcoord.retention.pins import is_pinned
 from kcoord.telemetry.events import Notices, log
 
-_BUSY = 60.0  # seconds after which one is tried again that another agent writes, or that failed
-_ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
+_BUSY = 60.0  # seconds to the next attempt if another agent writes, or one failed
+_ENOUGH = 0.1  # share of the used artifacts; a pack that lacks more is replaced
 
 
 class PackWriter:
@@ -62,13 +63,13 @@ class PackWriter:
             self.chores.append(self._chore)
 
     def job_ended(self) -> None:
-        """No rank is there any more: what they used is written as soon as the store has it."""
+        """The last rank has left. Write the pack as soon as the store has all artifacts that ranks asked for."""
         self._asks, self._ended = self._used.asks, True
         if self._chore is not None:
             self._chore.run_soon()
 
     def _state(self, profile: str | None) -> tuple[int, int]:
-        """Grows when there is something to write: artifacts that were used, and damaged ones of the pack that serves."""
+        """The numbers of used artifacts and of damaged ones in the pack that serves; a pack is written when they grow."""
         serving = self._packs.get(profile) if profile is not None else None
         return self._used.count, len(serving.damaged) if serving is not None else 0
 
@@ -80,7 +81,7 @@ class PackWriter:
         return quiet and self._state(profile) != self._considered
 
     async def _write(self, store: Store, profile: str) -> float | None:
-        """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
+        """One attempt. Returns the seconds to the next one if another agent writes, or a disk or a service fails."""
         state, used, loads = self._state(profile), self._used.uses(), self._used.loads
         if not used or state == self._considered or self._packs.is_unread(profile):
             return None
@@ -112,7 +113,7 @@ class PackWriter:
         serving = self._packs.get(profile)
         pack = (
             serving if serving is not None and serving.place == earlier.place else earlier
-        )  # it knows what is damaged
+        )  # the serving one knows its damaged artifacts
         enough = _lacking(pack, used) <= (0 if pinned else int(_ENOUGH * len(used)))
         if enough:
             self._packs.served(earlier.place.stem)

@@ -27,7 +27,7 @@ _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory
 _EVERY = 1.0  # seconds between two parts
 _USED_WITHIN = 10  # days; a job may run once a week
-_SERVES = 10.0  # seconds that what was read serves: an agent and its node's pool ask at a job's start
+_SERVES = 10.0  # seconds for which a profile is not read again: an agent and its node's pool ask at a job's start
 _MOST_LATEST, _MOST_RECIPES_OF_LATEST = 20, 10_000
 
 
@@ -90,7 +90,7 @@ class Profiles:
                 profile.unsaved = True
 
     async def recorded(self, name: str) -> list[Recipe]:
-        """The recipes that earlier jobs recorded under `name`, as far as they can be read: of now, or of seconds ago.
+        """The recipes that earlier jobs recorded under `name`, as read now or seconds ago; those that cannot be read are missing.
 
         Takes as long as the store does.
         """
@@ -106,7 +106,7 @@ class Profiles:
         return list(reading.result())
 
     async def latest(self) -> list[list[Recipe]]:
-        """The recipes of the profiles that were written last, the latest first, as far as they can be read; a bounded number."""
+        """The recipes of the profiles that were written last, the latest first; a bounded number."""
         return await self._thread.run(self._latest)
 
     async def bring(self, _: Connection, __: int, message: messages.Profile) -> messages.ProfileState:
@@ -138,7 +138,7 @@ class Profiles:
                 self._notices.tell(f"a profile is not saved: {error}", about=f"profiles in {self._roots[-1]}")
 
     def _checked_by(self, root: Path) -> Trust:
-        """The trust to judge files below `root` by: this node's own need no signature."""
+        """The trust that applies to files below `root`: this node's own need no signature."""
         return self._trust if root != self._roots[-1] else OFF
 
     def _own(self, root: Path) -> Path | None:
@@ -170,7 +170,7 @@ class Profiles:
         return parts(root / name, self._notices, self._checked_by(root), self._own(root))
 
     def _inherited(self, name: str) -> Iterator[Recipe]:
-        """Recipes that this agent's part holds for others: read as its job began, and used in the last days.
+        """Recipes of other agents that this agent's part repeats: read as its job began, and used in the last days.
 
         With keys, these alone that known keys have signed: the part is signed as a whole.
         """
@@ -200,7 +200,7 @@ class Profiles:
         return found
 
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
-        """Write a part to the store, or if it is refused there to this node, for a later part to bring there. None: neither."""
+        """Write a part to the store, else to this node, from where a later part brings it to the store. None: both failed."""
         *_, here = self._roots
         for root in self._roots:
             try:

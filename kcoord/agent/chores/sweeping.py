@@ -16,7 +16,9 @@ from kcoord.files.sweep import sweep
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices, log
 
-FIRST_IN_STORE = 60.0  # seconds within which the store is swept first; a job's nodes start together
+FIRST_IN_STORE = (
+    60.0  # seconds; the first sweep comes at a random moment within these, since a job's nodes start together
+)
 EVERY_IN_STORE, EVERY_HERE = 3600.0, 600.0  # seconds
 _MOST_TIERS = 4096
 
@@ -38,7 +40,7 @@ class Sweeper:
             )
 
     def seen(self, home: str) -> None:
-        """There is a local tier around `home`."""
+        """Sweep the local tier of `home`, too."""
         if len(self._tiers) < _MOST_TIERS:
             self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
 
@@ -70,7 +72,7 @@ def _logged(work: Callable[[], int]) -> None:
 
 
 def is_turn(stamp: Path, every: float) -> bool:
-    """True, and `stamp` is touched, if no node has done so for half of `every` seconds, by the store's clock. Raises OSError."""
+    """Touch `stamp` unless that was done in the last ``every / 2`` seconds by the store's clock; True then. Raises OSError."""
     try:
         before = stamp.stat().st_mtime
     except FileNotFoundError:

@@ -1,7 +1,4 @@
-"""The agent's part of a job's figures and time line.
-
-Its ranks' spans are added up, appended to a file of this node, and copied to the store.
-"""
+"""Figures and time lines of jobs: ranks' spans are added up, appended to a file of this node, and copied to the store."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 _MOST_JOBS = 64
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
 _MOST_SHARED = 64  # files of a job on this node
-_LATELY = 60.0  # seconds before a job's first delivery whose notices its file has too: they may explain the job
+_LATELY = 60.0  # seconds before a job's first delivery; notices of that time may explain the job
 _ROOM_FOR_END = 4096  # bytes at the end of a full file
 
 
@@ -71,7 +68,7 @@ class Timelines:
         self._saving = Chore(
             "time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end
         )
-        self._sharing = Chore(  # at once: a node that vanishes then leaves a word of itself
+        self._sharing = Chore(  # the first run at once, for nodes that vanish soon
             "time lines in the store", self._store_thread, self._share, notices, every=_SHARE_EVERY, rest=REST,
             wanted=self._has_unshared, last=self._share_end,
         )  # fmt: skip
@@ -235,7 +232,7 @@ def _copy_one(path: Path, there: Path, store: Path, shared: dict[Path, int]) -> 
 
 
 def _size(path: Path) -> int:
-    """Bytes; -1 if there is no such file."""
+    """Size in bytes; -1 if there is no such file."""
     try:
         return path.lstat().st_size
     except FileNotFoundError:
