@@ -73,32 +73,6 @@ def test_a_delivery_that_an_agent_never_had_is_counted_by_the_next_one() -> None
         until(lambda: recorded(node)["requests"] == 7)
 
 
-def test_a_forked_child_s_deliveries_are_its_own() -> None:
-    with Node() as node:
-        node.start()
-        rank = node.rank(
-            """
-            from kcoord.rank.coordinator import Coordinator
-            from kcoord.settings import Settings
-            import os
-            coordinator = Coordinator(Settings.from_environ())
-            coordinator.counters.hit("test")
-            coordinator._telemetry.deliver()
-            if os.fork() == 0:
-                coordinator.counters.hit("test")
-                assert coordinator._telemetry.deliver()
-                os._exit(0)
-            os.wait()
-            coordinator.counters.hit("test")
-            assert coordinator._telemetry.deliver()
-            say("delivered")
-            """,
-            PYTHONWARNINGS="ignore",
-        )
-        rank.expect("delivered")
-        assert counted(node)["requests"] == 3
-
-
 _LOADS = """
 import os
 import kcoord

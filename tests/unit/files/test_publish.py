@@ -314,8 +314,3 @@ def test_every_fault_is_one_line_with_the_path(number: int, remedy: str) -> None
     line = one_line(store_error(OSError(number, os.strerror(number)), Path("/s")), Path("/s"))
     assert remedy in line.lower()
     assert str(store_error(OSError("odd"), Path("/s"))) == "/s: odd"
-
-
-def test_a_name_that_is_too_long_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="shorter"):
-        publish(tmp_path / ("x" * 300))

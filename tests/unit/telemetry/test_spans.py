@@ -233,26 +233,11 @@ def test_what_a_killed_agent_had_written_stays_and_its_successor_takes_it_to_the
     assert (said(found, 0), said(found, 1)) == ([("compile", "ok")], [("load", "ok"), ("compile", "ok")])
 
 
-def test_a_warm_process_that_needed_no_agent_leaves_its_row(sandbox: Sandbox) -> None:
-    assert finish(rank(sandbox, 0, "1")).returncode == 0
-    (agent,) = sandbox.processes()
-    agent.terminate()
-    eventually(lambda: not sandbox.processes())
-    assert finish(rank(sandbox, 1, "1")).returncode == 0
-    assert not sandbox.processes(), "no agent was started for it"
-    assert said(timeline(sandbox), 1) == [("load", "ok")]
-
-
 def test_without_an_agent_a_compile_says_that_nobody_coordinated_it_and_why(sandbox: Sandbox) -> None:
     assert finish(rank(sandbox, 0, "1", KCOORD_SPAWN="0")).returncode == 0
     *_, (_, found) = timeline(sandbox).spans()
     assert (found.kind, found.outcome) == ("compile", "alone")
     assert "no agent" in found.note
-
-
-def test_disabled_nothing_is_recorded(sandbox: Sandbox) -> None:
-    assert finish(rank(sandbox, 0, "1", KCOORD_DISABLE="1")).returncode == 0
-    assert sandbox.is_untouched
 
 
 def test_on_a_node_that_cannot_keep_spans_the_job_goes_on_and_the_living_agent_has_its_figures(
@@ -323,13 +308,7 @@ def test_bad_spans_in_a_delivery_are_counted_as_lost() -> None:
         node.start()
         with node.wire() as wire:
             wire.hello("j")
-            for spans, dropped in (
-                ("x", 3),
-                ([[]] * 5000, -1),
-                (None, None),
-                ([span().to_wire(), 5], "x"),
-                ({}, 1 << 60),
-            ):
+            for spans, dropped in (([[]] * 5000, 3), (None, None), ([span().to_wire(), 5], 0)):
                 assert wire.ask({"op": "deliver", "spans": spans, "dropped": dropped})["op"] == "done"
             found = wire.ask({"op": "stats", "job": "j"})["figures"]
             assert (found["compiles"], found["dropped"]) == (1, 3 + 5000 + 1)
@@ -394,10 +373,6 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 # The agent's part
 
 
-def in_agent(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))
-
-
 def line(n: int, count: int = 1) -> Deliver:
     return Deliver([span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)])
 
@@ -405,15 +380,12 @@ def line(n: int, count: int = 1) -> Deliver:
 WHO = Identity(5, 0, 0, "job")
 
 
-def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
-    async def work() -> None:
-        timelines = Timelines(None, tmp_path, "agent", Notices())
-        for n in range(60):
-            timelines.add(WHO, line(n, 1000))
-            await timelines._save()
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+async def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    for n in range(60):
+        timelines.add(WHO, line(n, 1000))
+        await timelines._save()
+    await Chores(timelines.chores).drain(10)
     (path,) = tmp_path.rglob("*.spans")
     assert path.stat().st_size <= span_files.LARGEST_FILE
     found = span_reader.read(path)
@@ -423,20 +395,17 @@ def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
     assert kept + found.dropped == 60_000
 
 
-def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Path) -> None:
-    async def work() -> None:
-        timelines = Timelines(None, tmp_path, "agent", Notices())
-        for n in range(200):
-            timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
-            await timelines._save()
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+async def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    for n in range(200):
+        timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
+        await timelines._save()
+    await Chores(timelines.chores).drain(10)
     found = [load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), f"job {n}") for n in range(150)]
     assert [len(list(f.spans())) for f in found] == [2] * 50 + [1] * 100
 
 
-def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path: Path) -> None:
+async def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path: Path) -> None:
     hangs, asked = threading.Event(), threading.Event()
 
     class Hung(Timelines):
@@ -445,8 +414,8 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
             hangs.wait(60)
             return True
 
-    async def work() -> None:
-        timelines = Hung(tmp_path / "store", tmp_path / "local", "agent", Notices())
+    timelines = Hung(tmp_path / "store", tmp_path / "local", "agent", Notices())
+    try:
         timelines.add(WHO, line(0))
         Chores(timelines.chores).pulse()
         while not asked.is_set():
@@ -456,35 +425,28 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
         begun = time.monotonic()
         await Chores(timelines.chores).drain(1.0)
         assert time.monotonic() - begun < 30
-
-    try:
-        in_agent(work)
     finally:
         hangs.set()
     (path,) = (tmp_path / "local").rglob("*.spans")
     assert len(span_reader.read(path).deliveries) == 2
 
 
-def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
+async def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     notices = Notices()
-
-    async def work() -> None:
-        timelines = Timelines(None, tmp_path, "agent", notices)
-        (tmp_path / "traces").write_text("in the way")
-        timelines.add(WHO, line(0))
-        await timelines._save()
-        (tmp_path / "traces").unlink()
-        timelines.add(WHO, line(1))
-        await timelines._save()
-        (path,) = tmp_path.rglob("*.spans")
-        path.write_bytes(path.read_bytes() + b"torn by a full disk")
-        timelines.add(WHO, line(2))
-        await timelines._save()
-        path.unlink()  # somebody cleans the directory
-        timelines.add(WHO, line(3))
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+    timelines = Timelines(None, tmp_path, "agent", notices)
+    (tmp_path / "traces").write_text("in the way")
+    timelines.add(WHO, line(0))
+    await timelines._save()
+    (tmp_path / "traces").unlink()
+    timelines.add(WHO, line(1))
+    await timelines._save()
+    (path,) = tmp_path.rglob("*.spans")
+    path.write_bytes(path.read_bytes() + b"torn by a full disk")
+    timelines.add(WHO, line(2))
+    await timelines._save()
+    path.unlink()  # somebody cleans the directory
+    timelines.add(WHO, line(3))
+    await Chores(timelines.chores).drain(10)
     (path,) = tmp_path.rglob("*.spans")
     found = span_reader.read(path)
     assert not found.problem
@@ -492,35 +454,26 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     assert any("not kept" in notice for notice in notices.since(0)[0])
 
 
-def test_a_week_later_a_job_is_forgotten_on_the_node(tmp_path: Path) -> None:
-    for job, age in (("old", 8), ("new", 6)):
+def test_a_week_later_a_job_is_forgotten_on_the_node_and_what_cannot_be_removed_keeps_nothing_else(
+    tmp_path: Path,
+) -> None:
+    for job, age in (("old", 8), ("older", 99), ("new", 6)):
         span_files.write_own(tmp_path, job, "agent", Process("n", 1, 0), [span().to_wire()], 0)
-        path = tmp_path / "traces" / job / "agent.spans"
-        os.utime(path, (time.time() - age * 86400,) * 2)
+        os.utime(tmp_path / "traces" / job / "agent.spans", (time.time() - age * 86400,) * 2)
+    (tmp_path / "traces/older/gone.spans").symlink_to("/nowhere")
+    (tmp_path / "traces/older/directory").mkdir()
+    os.utime(tmp_path / "traces/older/directory", (1e9,) * 2)
     span_files.forget_old(tmp_path)
-    assert [p.name for p in (tmp_path / "traces").iterdir()] == ["new"]
+    assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == ["new", "older"]
+    assert [p.parent.name for p in (tmp_path / "traces").glob("*/agent.spans")] == ["new"]
 
 
-def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
-    for job in ("a", "b", "c"):
-        span_files.write_own(tmp_path, job, "agent", Process("n", 1, 0), [span().to_wire()], 0)
-        os.utime(tmp_path / "traces" / job / "agent.spans", (1e9,) * 2)
-    (tmp_path / "traces/a/gone.spans").symlink_to("/nowhere")
-    (tmp_path / "traces/b/directory").mkdir()
-    os.utime(tmp_path / "traces/b/directory", (1e9,) * 2)
-    span_files.forget_old(tmp_path)
-    assert not list((tmp_path / "traces").glob("*/agent.spans"))
-
-
-def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_path: Path) -> None:
-    async def work() -> None:
-        timelines = Timelines(None, tmp_path, "agent", Notices())
-        for rank in range(8):
-            for n in range(4):
-                timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+async def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    for rank in range(8):
+        for n in range(4):
+            timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
+    await Chores(timelines.chores).drain(10)
     found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
     assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
 
@@ -534,15 +487,12 @@ async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_lo
     await Chores(timelines.chores).drain(10)
 
 
-def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
-    async def work() -> None:
-        timelines = Timelines(None, tmp_path, "agent", Notices())
-        for n in range(2000):
-            timelines.add(WHO, Deliver([span(n).to_wire()] if n < 2 else [], dropped=1))
-            await timelines._save()
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+async def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    for n in range(2000):
+        timelines.add(WHO, Deliver([span(n).to_wire()] if n < 2 else [], dropped=1))
+        await timelines._save()
+    await Chores(timelines.chores).drain(10)
     (path,) = tmp_path.rglob("*.spans")
     assert span_reader.read(path).dropped == 2000
     assert path.stat().st_size < 2000, "a few records, not one each time"
@@ -551,15 +501,11 @@ def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path)
 # The store
 
 
-def share(store: Path, local: Path, notices: Notices | None = None) -> None:
+async def share(store: Path, local: Path, notices: Notices | None = None) -> None:
     """One agent's life: it keeps a span, and copies what this node has of the job."""
-
-    async def work() -> None:
-        timelines = Timelines(store, local, "z-agent", notices or Notices())
-        timelines.add(WHO, line(0))
-        await Chores(timelines.chores).drain(10)
-
-    in_agent(work)
+    timelines = Timelines(store, local, "z-agent", notices or Notices())
+    timelines.add(WHO, line(0))
+    await Chores(timelines.chores).drain(10)
 
 
 @pytest.fixture
@@ -568,38 +514,40 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(tmp_path: Path, store: Path) -> None:
+async def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(
+    tmp_path: Path, store: Path
+) -> None:
     for n in range(100):
         span_files.write_own(tmp_path / "local", "job", f"a-{n:03}", Process("n", n, 0), [span().to_wire()], 0)
-    share(store, tmp_path / "local")
+    await share(store, tmp_path / "local")
     assert (store / "v2/traces/job/z-agent-1.spans").exists()
 
 
-def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
+async def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
     span_files.write_own(tmp_path / "local", "job", "a", Process("n", 1, 0), [span().to_wire()], 0)
-    share(store, tmp_path / "local")
+    await share(store, tmp_path / "local")
     there = store / "v2/traces/job/a.spans"
     before = there.stat().st_ino
-    share(store, tmp_path / "local")
+    await share(store, tmp_path / "local")
     assert there.stat().st_ino == before
 
 
-def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, store: Path) -> None:
+async def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, store: Path) -> None:
     directory = tmp_path / "local/traces/job"
     directory.mkdir(parents=True)
     os.mkfifo(directory / "a.spans")  # to open it would wait for ever
     (directory / "b.spans").symlink_to("/etc/passwd")
     (directory / "c.spans").write_bytes(b"x" * (span_files.LARGEST_FILE + 1))
-    share(store, tmp_path / "local")
+    await share(store, tmp_path / "local")
     assert [p.name for p in (store / "v2/traces/job").iterdir()] == ["z-agent-1.spans"]
 
 
-def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
+async def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (store / "v2/traces").mkdir()
     (store / "v2/traces/job").symlink_to(tmp_path / "elsewhere")
     notices = Notices()
-    share(store, tmp_path / "local", notices)
+    await share(store, tmp_path / "local", notices)
     assert not list((tmp_path / "elsewhere").iterdir())
     assert "or a link inside the store" in notices.since(0)[0][0]
     assert not list((store / "v2/staging").iterdir())

@@ -1,4 +1,4 @@
-"""The agent's log as JSON: one object a line, whatever is logged."""
+"""Notices, and the agent's log as JSON: one object a line, whatever is logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.telemetry.events import JsonFormatter
+from kcoord.telemetry.events import JsonFormatter, Notices
 from tests.support.agents import ROOT, Node, until
 
 
@@ -82,3 +82,12 @@ def test_a_format_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "kcoord: --log-format='xml': it must be text or json\n"
+
+
+def test_a_notice_that_quotes_what_is_no_text_can_be_written_to_any_log(caplog: pytest.LogCaptureFixture) -> None:
+    notices = Notices()
+    with caplog.at_level(logging.WARNING):
+        assert notices.tell("no agent (b\udcffad)")
+    assert notices.since(0) == (["no agent (b\\udcffad)"], 1)
+    assert caplog.messages == ["kcoord: no agent (b\\udcffad)"]
+    caplog.text.encode()
