@@ -1,11 +1,7 @@
-"""Removal of the files beside the artifacts that have had their time: trash, quarantine, staging, time lines, old packs, lease
-files.
-"""
+"""Removal of the files beside the artifacts that have had their time: trash, quarantine, staging, time lines, lease files."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +12,6 @@ from kcoord.files import beneath
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
-from kcoord.packs.pack_files import all_packs, number_of, signer_of
 from kcoord.packs.recipe_files import newest_parts, paths_of_parts, profiles_in
 from kcoord.retention.limits import Collected
 
@@ -42,7 +37,6 @@ def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> N
     found.count("stale staging", sweep(layout / "staging", store))
     _tidy_quarantine(layout, store, tidying, now, found)
     found.count("traces", _tidy_traces(layout / "traces", store, tidying.traces_for, now))
-    found.count("packs that were replaced", _tidy_packs(store, now))
     found.count("old parts of profiles", tidy_parts(store))
     found.count("outcomes of leases", _tidy_leases(layout / "leases", store, now))
 
@@ -89,16 +83,6 @@ def _tidy_traces(traces: Path, root: Path, kept_for: float, now: float) -> int:
     return removed
 
 
-def _tidy_packs(store: Path, now: float) -> int:
-    """All but the newest of each profile and signer, after a day: a writer was killed before it moved them."""
-    trash, removed = Trash(store / LAYOUT / "trash", store), 0
-    series = itertools.groupby(sorted(all_packs(store), key=_series_of), key=_series_of)
-    for _, group in series:
-        _, *older = sorted(group, key=lambda pack: (number_of(pack[0]), pack[0].name), reverse=True)
-        removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
-    return removed
-
-
 def tidy_parts(store: Path) -> int:
     """Take away the parts of profiles that nobody reads, after a day: the newest ones hold what is used of them.
 
@@ -112,11 +96,6 @@ def tidy_parts(store: Path) -> int:
             with suppress(FileNotFoundError):  # its writer has just replaced it
                 removed += now - path.lstat().st_mtime > _DAY and trash.take(path) is not None
     return removed
-
-
-def _series_of(pack: tuple[Path, os.stat_result]) -> tuple[Path, str]:
-    """The profile's directory and the signer: packs of one series replace each other."""
-    return pack[0].parent, signer_of(pack[0])
 
 
 def _tidy_leases(leases: Path, root: Path, now: float) -> int:

@@ -255,30 +255,6 @@ def test_no_lease_file_ends_for_a_host_s_clock(hosts_without_redis: tuple[Host, 
     assert waiter.expect("Ready") == {"source": "wait"}
 
 
-def test_a_failure_in_a_file_is_told_for_its_time_whatever_the_hosts_clocks_say(
-    hosts_without_redis: tuple[Host, Host],
-) -> None:
-    one, two = hosts_without_redis
-    failing = one.rank(
-        'lead = claim(client, "k"); listen(); client.fail(lead, key_of("k"), "ptxas: no"); say("failed"); listen()'
-    )
-    failing.expect("Lead")
-    waiter = two.rank(
-        """
-        import time
-        claim(client, "k")
-        while type(answer := client.claim(key_of("k"), home_of("k"))).__name__ == "Failed":
-            time.sleep(0.05)
-        say(type(answer).__name__)
-        """
-    )
-    two.until_it_waits_for_another()
-    failing.tell()
-    failing.expect("failed")
-    assert waiter.expect("Failed")["log"] == "ptxas: no"
-    waiter.expect("Lead")
-
-
 # The service alone.
 
 

@@ -106,31 +106,6 @@ def test_a_node_that_reads_a_pack_keeps_it_when_it_is_removed(store: Store, tmp_
         assert all(copy.fetch(digest) for digest in copy.digests)
 
 
-def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store) -> None:
-    old = pack_of(store)
-    content = old.read_bytes()
-    pack(store, list(store.digests())[:2])
-    new = pack_of(store)
-    old.write_bytes(content)
-    older(old, DAY / 2)
-    assert run(store).tidied.get("packs that were replaced") is None
-    older(old, DAY)
-    assert run(store).tidied["packs that were replaced"] == 1
-    assert packs_of(store.root, "job") == [new]
-
-
-def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
-    old = pack_of(store)
-    path = old.with_name(pack_name(7, "c" * 64, "main"))
-    path.write_bytes(old.read_bytes())
-    assert run(store).tidied.get("packs that were replaced") is None
-    older(path, 2 * DAY)
-    path.with_name(pack_name(8, "d" * 64, "main")).write_bytes(b"newer")
-    assert run(store).tidied["packs that were replaced"] == 1
-    assert old.exists()
-    assert not path.exists()
-
-
 def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / pack_name(1, "a" * 64, "")).touch()
