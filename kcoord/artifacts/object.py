@@ -133,11 +133,6 @@ def read_object(read: Read, size: int, judge: Callable[[bytes], Manifest]) -> St
     return whole
 
 
-def memory_of(manifest: Manifest) -> int:
-    """Bytes of memory that the files take while they are unpacked, besides the payload."""
-    return _TIMES_IN_MEMORY * manifest.size
-
-
 def _head(manifest: int, payload: int) -> bytes:
     return _MAGIC + _SIZES.pack(manifest, payload)
 
@@ -154,7 +149,7 @@ def check_sizes(manifest: Manifest, payload: int) -> None:
         raise ArtifactInvalid(
             f"{manifest.key.name}: a payload of {payload} bytes is too large for files of {manifest.size}"
         )
-    needed = payload + memory_of(manifest)
+    needed = payload + _TIMES_IN_MEMORY * manifest.size
     if needed > _SMALL and needed > free_memory():
         raise ArtifactUnreadable(
             f"{manifest.key.name}: {bytes_text(needed)} of memory would be needed, more than is free"

@@ -19,14 +19,13 @@ from kcoord.telemetry.events import log_to_stderr
 
 _CHECKED_WITHIN = 5.0  # seconds
 _PREFETCHED_WITHIN = 120.0  # seconds
-_MOST_PREFETCHED = 4 << 30  # bytes
 
 
 @click.command("agent")
 @click.option("--stop", is_flag=True, help="End the running agent, after its publishes.")
 @click.option("--check", is_flag=True, help="For a probe: exit with 0 if the agent answers, else with 1.")
-@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's jobs from the store to this node, and "
-              "end: at most 4 GiB, within two minutes. Exits with 0 also if that fails.")  # fmt: skip
+@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's pack from the store to this node, and "
+              "end, within two minutes. Exits with 0 also if that fails.")  # fmt: skip
 @click.option("--await", "within", type=click.IntRange(0, 3600), metavar="SECONDS",
               help="Wait until the agent answers, at most this long. Exits with 0 also if it does not.")  # fmt: skip
 @click.option("--sidecar", is_flag=True, help="In a pod, whose ranks know no keys: under every policy KCOORD_LOCAL_DIR is the "
@@ -98,7 +97,7 @@ def _prefetch(flags: dict[str, str | None], sidecar: bool) -> None:
         if settings.disable:
             log("KCOORD_DISABLE is set: nothing is fetched")
         else:
-            log(str(prefetch(settings, timeout=_PREFETCHED_WITHIN, most=_MOST_PREFETCHED, say=log, place_of=place_of)))
+            log(str(prefetch(settings, timeout=_PREFETCHED_WITHIN, place_of=place_of)))
     except SettingsError as error:
         log(f"{error}; nothing is fetched")
     with suppress(OSError):

@@ -199,11 +199,11 @@ def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signat
     store = opened(sandbox.root / "store", policy="off")
     save_part(store.root / "v2" / "profiles" / "p", [recipe(66)])
     flags = {"store": str(store.root), "local_dir": str(sandbox.local), "profile": "p"}
-    prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
+    prefetch(Settings.from_environ({}, **flags), timeout=60)
     save_part(store.root / "v2" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
     without_store = {**flags, "store": ""}
     assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
     signing = {"signing_key": OURS}
-    prefetch(Settings.from_environ({}, **flags, **signing), timeout=60, most=1 << 20, say=print)
+    prefetch(Settings.from_environ({}, **flags, **signing), timeout=60)
     for given in (without_store, flags):
         assert load_profile(Settings.from_environ({}, **given, **signing), "p") == [recipe(1)]
