@@ -116,8 +116,8 @@ class Choices:
         def read() -> Found | None:
             try:
                 local.check_owner(home)
-                found = local.read_artifact(home, digest)
-                return None if found is None else (found[0].manifest, found[1])
+                artifact = local.open_artifact(home, digest)
+                return None if artifact is None else (artifact.manifest, local.read_contents(artifact))
             except ArtifactInvalid as error:
                 self._notices.tell(f"{error}; it is chosen again")
                 local.quarantine(home)

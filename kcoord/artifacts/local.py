@@ -84,11 +84,6 @@ def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
     return None if found is None else found[0]
 
 
-def read_artifact(home: Path, digest: str | None = None) -> tuple[Artifact, dict[str, bytes]] | None:
-    """As `open_artifact`, with the contents that were checked, by name, as they travel: without the name of `home`."""
-    return _read_twice(home, digest, keep=True)
-
-
 def published(home: Path, digest: str) -> Artifact | None:
     """The artifact at `home` that another process of this user has verified this moment: its files are there, and are not read.
 
@@ -190,8 +185,10 @@ def _open_file(home: Path, entry: FileEntry, afresh: bool = False) -> BinaryIO:
 
 
 def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
-    """As `read_artifact`, but of an artifact of more than `LARGEST_IN_MEMORY` bytes each file is opened when it is sent on, and
-    checked by its reader.
+    """The artifact's manifest, and its contents as they travel, checked; None if there is none.
+
+    Of more than `LARGEST_IN_MEMORY` bytes each file is opened when it is sent on, and checked by its reader. Raises as
+    `open_artifact` does.
     """
     manifest_path = f"{os.fspath(home)}/{MANIFEST_NAME}"
     try:
@@ -203,7 +200,7 @@ def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
     except OSError as error:
         raise _unreadable(home, error) from error
     if manifest.size <= LARGEST_IN_MEMORY or manifest.key.digest != digest:
-        found = read_artifact(home, digest)
+        found = _read_twice(home, digest, keep=True)
         return None if found is None else (found[0].manifest, found[1])
 
     def opened(entry: FileEntry) -> BinaryIO:

@@ -477,7 +477,7 @@ def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: P
     with pytest.raises(StoreError):
         publish(store, "after")
     with pytest.raises(StoreError):
-        StoreRoot(root).check(10)
+        StoreRoot(root).check()
     assert list(outside.rglob("*")) == [outside / "staging"]
 
 

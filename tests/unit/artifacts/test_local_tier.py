@@ -199,13 +199,13 @@ def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_w
         return read(path, most, **how)
 
     monkeypatch.setattr(local, "read_plain", noted)
-    found = local.read_artifact(home, KEY.digest)
+    found = local.contents_at(home, KEY.digest)
     assert found is not None
     assert found[1] == {**FILES, "group.json": GROUP}
     assert sorted(seen) == sorted([MANIFEST_NAME, *FILES, "group.json"])
     _flip(home)
     with pytest.raises(ArtifactInvalid):
-        local.read_artifact(home, KEY.digest)
+        local.contents_at(home, KEY.digest)
 
 
 def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
@@ -242,7 +242,7 @@ def test_an_artifact_that_cannot_be_read_is_not_opened(
         return read(path, most, **how)
 
     monkeypatch.setattr(local, "read_plain", fails)
-    for attempt in (lambda: local.open_artifact(home), lambda: local.read_artifact(home)):
+    for attempt in (lambda: local.open_artifact(home), lambda: local.contents_at(home, KEY.digest)):
         with pytest.raises(ArtifactInvalid, match="cannot be read") as caught:
             attempt()
         assert type(caught.value) is refusal
@@ -264,7 +264,7 @@ def test_an_artifact_that_this_host_remembers_wrongly_is_read_once_more_from_its
 
     monkeypatch.setattr(local, "read_plain", remembered)
     assert local.open_artifact(home, KEY.digest) == artifact
-    assert local.read_artifact(home, KEY.digest) == (artifact, FILES)
+    assert local.contents_at(home, KEY.digest) == (artifact.manifest, FILES)
 
 
 # --- relocatable files ---
