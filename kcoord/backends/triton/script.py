@@ -8,11 +8,11 @@ bound once. A constant is made of literals, attributes of imported modules, and 
 from __future__ import annotations
 
 import ast
-import builtins
+import dis
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _PARTS = (
     ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Call, ast.keyword, ast.ListComp, ast.GeneratorExp, ast.DictComp,
     ast.comprehension, ast.Lambda, ast.arguments, ast.arg, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
 )  # fmt: skip
+_BINDS = ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL")
 _LARGEST = 4 << 20  # bytes of a script
 
 _defined: dict[tuple[str, int], _Script] = {}
@@ -61,11 +62,14 @@ class _Script:
         if len(content) > _LARGEST:
             raise ValueError("it is too large")
         self._path = path
-        self._tree = ast.parse(content, path)
         self._bindings: dict[str, list[ast.stmt]] = {}
-        for statement in self._tree.body:
-            for name in _bound(statement):
-                self._bindings.setdefault(name, []).append(statement)
+        self._read: dict[int, set[str]] = {}
+        with warnings.catch_warnings(action="ignore"):  # the script itself has them, once
+            self._tree = ast.parse(content, path)
+            for statement in self._tree.body:
+                bound, self._read[id(statement)] = _globals_of(statement)
+                for name in bound:
+                    self._bindings.setdefault(name, []).append(statement)
         self._module = types.ModuleType("__main__")
         self._module.__file__ = path
         self._done: set[int] = set()
@@ -96,7 +100,7 @@ class _Script:
             found.add(id(statement))
             if not self._is_harmless(statement):
                 raise Unreplayable(f"{qualname} cannot be defined alone: {name} is made by code of the script")
-            names += [each for each in _names_in(statement) if each in self._bindings and each not in names]
+            names += [each for each in self._read[id(statement)] if each in self._bindings and each not in names]
         return found
 
     def _is_harmless(self, statement: ast.stmt) -> bool:
@@ -127,57 +131,33 @@ class _Script:
         """True for ``triton.jit``, ``tl.constexpr``, ``jit`` that was imported from triton, and the like."""
         while isinstance(expression, ast.Attribute):
             expression = expression.value
-        if not isinstance(expression, ast.Name):
+        if not isinstance(expression, ast.Name) or expression.id not in self._bindings:
             return False
-        for statement in self._bindings.get(expression.id, []):
-            if isinstance(statement, ast.Import):
-                modules = [
-                    each.name
-                    for each in statement.names
-                    if (each.asname or each.name.partition(".")[0]) == expression.id
-                ]
-            elif isinstance(statement, ast.ImportFrom) and not statement.level:
-                modules = [statement.module or ""]
-            else:
-                return False
-            if any(module.partition(".")[0] != "triton" for module in modules):
-                return False
-        return expression.id in self._bindings
+        return all(_imports_triton(statement, expression.id) for statement in self._bindings[expression.id])
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a top-level statement binds; names bound in a nested one count, too, and are no plain definition then."""
-    for node in ast.walk(statement) if not isinstance(statement, ast.FunctionDef) else (statement,):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (each.asname or each.name.partition(".")[0] for each in node.names)
-    if isinstance(statement, ast.FunctionDef):
-        yield from (name for node in ast.walk(statement) if isinstance(node, ast.Global) for name in node.names)
+def _imports_triton(statement: ast.stmt, name: str) -> bool:
+    """True if `statement` imports `name` from Triton."""
+    if isinstance(statement, ast.Import):
+        modules = [a.name for a in statement.names if (a.asname or a.name.partition(".")[0]) == name]
+    else:
+        modules = [statement.module or ""] if isinstance(statement, ast.ImportFrom) and not statement.level else [""]
+    return all(module.partition(".")[0] == "triton" for module in modules)
 
 
-def _names_in(statement: ast.stmt) -> set[str]:
-    """The names that a statement reads, without builtins, parameters and locals."""
-    if isinstance(statement, ast.FunctionDef):
-        outside = [*statement.decorator_list, *statement.args.defaults, *filter(None, statement.args.kw_defaults)]
-        outside += [
-            node.annotation for node in ast.walk(statement.args) if isinstance(node, ast.arg) and node.annotation
-        ]
-        own = {node.arg for node in ast.walk(statement.args) if isinstance(node, ast.arg)}
-        inside = _loaded(statement.body) - own - _stored(statement.body)
-        return (inside | _loaded(outside)) - set(vars(builtins))
-    return _loaded([statement]) - _stored([statement]) - set(vars(builtins))
-
-
-def _loaded(nodes: Sequence[ast.AST]) -> set[str]:
-    return {name.id for name in _names(nodes) if isinstance(name.ctx, ast.Load)}
-
-
-def _stored(nodes: Sequence[ast.AST]) -> set[str]:
-    return {name.id for name in _names(nodes) if not isinstance(name.ctx, ast.Load)}
-
-
-def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
-    return (part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name))
+def _globals_of(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The module's names that a top-level statement binds, and those that it reads, also in the functions that it defines."""
+    bound: set[str] = set()
+    read: set[str] = set()
+    outer = compile(ast.Module([statement], []), "<script>", "exec", dont_inherit=True)
+    codes = [outer]
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        binds = _BINDS if code is outer else ("STORE_GLOBAL", "DELETE_GLOBAL")
+        for each in dis.get_instructions(code):
+            if each.opname in binds:
+                bound.add(each.argval)
+            elif each.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                read.add(each.argval)
+    return bound, read
