@@ -12,7 +12,7 @@ import triton
 from kcoord.keys.environment import Environment, variables
 from kcoord.keys.tools.toolchain import tools
 
-_PACKAGE = Path(triton.__file__).parent
+PACKAGE = Path(triton.__file__).parent
 _KNOBS = {
     "TRITON_PTXAS_PATH": ("nvidia", "ptxas"),
     "TRITON_PTXAS_BLACKWELL_PATH": ("nvidia", "ptxas_blackwell"),
@@ -32,21 +32,21 @@ _ROCM_LINKERS = ("/opt/rocm/llvm/bin/ld.lld", "/usr/bin/ld.lld")
 _SECTIONS = {"cuda": ("nvidia",), "hip": ("amd",)}
 
 
-def triton_tools(backend: str | None = None) -> dict[str, str]:
-    """Paths of what Triton may run or link for ``cuda`` or ``hip`` (None: both), by label; some may be missing.
+def triton_tools(backend: str | None = None, package: Path = PACKAGE) -> dict[str, str]:
+    """Paths of what the Triton in `package` may run or link for ``cuda`` or ``hip`` (None: both), by label; some may be missing.
 
     Read live: the choices of the environment and of `triton.knobs`, *and* the package's own files, which Triton falls back on
     if a chosen tool does not work. No process is run to find out.
     """
     knobs = tuple(vars(getattr(triton.knobs, section)).get(knob) for section, knob in _KNOBS.values())
-    return dict(_paths(_SECTIONS.get(backend or "", ("nvidia", "amd")), _PLACES.token(), knobs))
+    return dict(_paths(package, _SECTIONS.get(backend or "", ("nvidia", "amd")), _PLACES.token(), knobs))
 
 
 @functools.lru_cache(maxsize=16)
-def _paths(sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...]) -> dict[str, str]:
+def _paths(package: Path, sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for section in sections:
-        home = _PACKAGE / "backends" / section
+        home = package / "backends" / section
         found |= {part.rpartition("/")[2]: f"{home}/{part}" for part in _SHIPPED[section]}
     set_ = variables(token)
     for (variable, (section, _)), knob in zip(_KNOBS.items(), knobs, strict=True):
@@ -61,6 +61,6 @@ def _paths(sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...
     return found
 
 
-def tool_factors(local_dir: Path, backend: str | None = None) -> dict[str, Any]:
+def tool_factors(local_dir: Path, backend: str | None = None, package: Path = PACKAGE) -> dict[str, Any]:
     """The content of the tools of `triton_tools` that exist, and of those that they run, as it is now, by label."""
-    return {label: tool.sha256 for label, tool in tools(triton_tools(backend), local_dir).items()}
+    return {label: tool.sha256 for label, tool in tools(triton_tools(backend, package), local_dir).items()}

@@ -26,10 +26,9 @@ import triton.runtime.cache
 
 from kcoord.backends.fail_open import notices
 from kcoord.backends.triton import own_key as triton_key
-from kcoord.backends.triton import tools as tools_of_triton
 from kcoord.backends.triton.own_key import hook
 from kcoord.backends.triton.tools import tool_factors, triton_tools
-from kcoord.keys.tools import machine_cache, toolchain
+from kcoord.keys.tools import machine_cache
 from tests.support.sandbox import eventually
 
 _HOME: Any = next(m for m in (triton.runtime.cache, triton.compiler.compiler) if hasattr(m, "triton_key"))
@@ -227,34 +226,32 @@ def test_the_stock_walk_imports_nothing_that_triton_has_not_imported() -> None:
 # Tools.
 
 
+Factors = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
-def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with tools, small ones, in Triton's place."""
+def shipped(tmp_path: Path) -> Path:
+    """A package with tools, small ones, as Triton's is."""
     for name in ("nvidia/bin/ptxas", "nvidia/lib/libdevice.10.bc", "amd/lib/ocml.bc"):
         path = tmp_path / "triton" / "backends" / name
         path.parent.mkdir(parents=True)
         path.write_text(name)
-    monkeypatch.setattr(tools_of_triton, "_PACKAGE", tmp_path / "triton")
-    monkeypatch.setattr(tools_of_triton, "_ROCM_LINKERS", ())
-    monkeypatch.setattr(toolchain, "_known", {})
-    tools_of_triton._paths.cache_clear()
     return tmp_path / "triton" / "backends"
 
 
-@pytest.fixture(autouse=True)
-def _paths_of_this_test_alone() -> Iterator[None]:
-    yield
-    tools_of_triton._paths.cache_clear()
+@pytest.fixture
+def factors(shipped: Path, local: Path) -> Factors:
+    return lambda backend="cuda": tool_factors(local, backend, shipped.parent)
 
 
-def test_the_tools_of_a_backend_are_those_that_it_ships(shipped: Path, local: Path) -> None:
-    assert list(tool_factors(local, "cuda")) == ["ptxas", "libdevice.10.bc"]
-    assert list(tool_factors(local, "hip")) == ["ocml.bc"]
-    assert list(tool_factors(local)) == ["ptxas", "libdevice.10.bc", "ocml.bc"]
+def test_the_tools_of_a_backend_are_those_that_it_ships(shipped: Path, factors: Factors) -> None:
+    assert list(factors()) == ["ptxas", "libdevice.10.bc"]
+    assert list(factors("hip")) == ["ocml.bc"]
+    assert {"ptxas", "libdevice.10.bc", "ocml.bc"} <= factors(None).keys()
     for name in ("nvidia/lib/libdevice.10.bc", "amd/lib/ocml.bc"):
-        before = tool_factors(local)
+        before = factors(None)
         (shipped / name).write_text("another")
-        after = tool_factors(local)
+        after = factors(None)
         assert [label for label in before if before[label] != after[label]] == [Path(name).name]
 
 
@@ -273,52 +270,52 @@ def test_every_tool_that_this_triton_runs_is_among_them() -> None:
 
 
 def test_what_the_environment_chooses_counts_by_content_and_not_by_place(
-    shipped: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = tool_factors(local)
+    plain = factors()
     found = []
     for place, text in (("one", "same"), ("two", "same"), ("three", "other")):
         (tmp_path / place).mkdir()
         (tmp_path / place / f"ptxas-{place}").write_text(text)
         monkeypatch.setenv("TRITON_PTXAS_PATH", str(tmp_path / place / f"ptxas-{place}"))
-        found.append(tool_factors(local))
+        found.append(factors())
     assert found[0] == found[1] != found[2] != plain
     (tmp_path / "three" / "ptxas-three").write_text("same")
-    assert tool_factors(local) == found[0], "replaced in the process"
+    assert factors() == found[0], "replaced in the process"
     monkeypatch.delenv("TRITON_PTXAS_PATH")
-    assert tool_factors(local) == plain
+    assert factors() == plain
 
 
 def test_a_chosen_tool_that_is_missing_leaves_the_shipped_one(
-    shipped: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Triton falls back."""
-    plain = tool_factors(local)
+    plain = factors()
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(tmp_path / "missing"))
-    assert tool_factors(local) == plain
+    assert factors() == plain
     (tmp_path / "missing").write_text("appears")
-    assert tool_factors(local) != plain
+    assert factors() != plain
 
 
 def test_a_knob_that_was_set_in_the_program_counts(
-    shipped: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = tool_factors(local)
+    plain = factors()
     (tmp_path / "ptxas").write_text("mine")
     knobs: Any = triton.knobs
     monkeypatch.setitem(vars(knobs.nvidia), "ptxas", str(tmp_path / "ptxas"))
-    assert tool_factors(local, "cuda") == {
+    assert factors() == {
         "ptxas": plain["ptxas"],
         "libdevice.10.bc": plain["libdevice.10.bc"],
         "TRITON_PTXAS_PATH": hashlib.sha256(b"mine").hexdigest(),
     }
 
 
-def test_plug_ins_count_by_content(shipped: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_ins_count_by_content(factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.so", "b.so"):
         (tmp_path / name).write_text(name)
     monkeypatch.setenv("TRITON_PLUGIN_PATHS", f"{tmp_path}/a.so{os.pathsep}{tmp_path}/b.so")
-    before = tool_factors(local, "cuda")
+    before = factors()
     (tmp_path / "b.so").write_text("another")
-    after = tool_factors(local, "cuda")
+    after = factors()
     assert [label for label in before if before[label] != after[label]] == ["TRITON_PLUGIN_PATHS.1"]
