@@ -99,9 +99,8 @@ def replayer(kind: str) -> Backend[Any, Any]:
     compiler = compiler_of(kind)
     if compiler is None:
         raise KcoordError(f"no compiler here has recipes of the kind {kind!r}")
-    for module in compiler.modules:
-        import_module(module)  # first: its hooks import the adapter, which may import it
-        break
+    for module in list(compiler.modules)[:1]:
+        import_module(module)  # before the adapter, which imports it: its hooks import the adapter
     found: Backend[Any, Any] = _loaded(compiler.name, compiler.backend, Backend)
     return found
 

@@ -277,11 +277,11 @@ def _tuning(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: An
         pairs = [(choice.config_digest(config), config) for config in configs]
         pairs.sort(key=lambda pair: pair[0])  # by its configurations, in whatever order pruning leaves them
         digests, configs = [digest for digest, _ in pairs], [config for _, config in pairs]
-        target = driver.active.get_current_target()
-        found = choice.choice_key(autotuner, target, key, args, kwargs, digests)
+        found = choice.choice_key(autotuner, key, args, kwargs, digests)
     except KeyFactorError as error:
         notices.tell(f"{name} is tuned by each rank for itself: {error}")
         return None
+    target = driver.active.get_current_target()
     device = DeviceKey(GPUTarget(target.backend, target.arch, target.warp_size), driver.active.get_current_device())
     scope = scope_factors(Scope.MODEL, device)
     found = found.with_factors(**scope).with_details(

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgpack
 import triton
-from triton.compiler.compiler import make_backend
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -47,13 +46,12 @@ _BEYOND_THE_GPU = re.compile(r"\bsys\b|multimem|shmem|symm|\biris\b|triton_dist"
 
 def choice_key(
     autotuner: Autotuner,
-    target: Any,
     tuning_key: tuple[Any, ...],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     configs: Sequence[str],
 ) -> CacheKey:
-    """The key of a choice among `configs` (digests) for a call on Triton's `target`, but for the device's model.
+    """The key of a choice among `configs` (digests) for a call, but for the device.
 
     An argument that is no constant counts by its kind alone: ranks whose lengths or addresses differ are to agree.
     """
@@ -74,10 +72,7 @@ def choice_key(
         "parameters": [
             [p.name, p.is_constexpr, p.do_not_specialize, p.do_not_specialize_on_alignment] for p in jit.params
         ],
-        "options": [bool(getattr(jit, "debug", None)), bool(getattr(jit, "noinline", None))],
         "triton": str(own_key.home().triton_key()),
-        "compiler": make_backend(target).hash(),
-        "tuned_by": list(autotuner.keys),
         "restored": [list(autotuner.reset_to_zero), list(autotuner.restore_value)],
         "hooks": {
             name: said_by(getattr(autotuner, name))
