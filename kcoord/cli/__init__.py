@@ -49,7 +49,7 @@ class _Lazy(click.Group):
             raise  # as process 1
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each with its first sentence, whole."""
+        """List the commands, each with the whole first sentence of its help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _sentence(self.get_command(ctx, name))) for name in _COMMANDS])
 
@@ -63,7 +63,7 @@ def _sentence(command: click.Command | None) -> str:
 @click.version_option(kcoord.__version__, prog_name="kcoord")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Every kernel of a distributed training job compiles exactly once.
+    """Compile each kernel of a distributed training job once, and share it with every rank, node and later job.
 
     Settings are environment variables (KCOORD_STORE, KCOORD_REDIS_URL, …); a flag of the same name wins.
     Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage.

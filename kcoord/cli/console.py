@@ -1,4 +1,4 @@
-"""Tables and bars of the command line, which may hold names from a store: a terminal obeys none of them."""
+"""Tables and progress bars. Control characters in names from a store do not reach the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kcoord.telemetry.events import plain
 
 
 class Console(console.Console):
-    """rich's, which writes texts without control characters, but for its own."""
+    """rich's console. It replaces control characters of texts, and writes its own."""
 
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None

@@ -171,7 +171,7 @@ def _trust(settings: Settings) -> Iterator[Finding]:
 
 
 def _probed(store: Store) -> tuple[StoreError | None, float]:
-    """The reason why the store takes no artifact now, if it takes none, and milliseconds."""
+    """Publish a probe. Returns the reason if the store takes no artifact now, and milliseconds."""
     started = time.perf_counter()
     try:
         store.check()

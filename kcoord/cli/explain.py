@@ -18,7 +18,7 @@ from kcoord.settings import Settings
 @click.argument("key")
 @click.argument("other", required=False)
 def command(settings: Settings, key: str, other: str | None, as_json: bool) -> None:
-    """Say why two keys differ, factor by factor; with one KEY, its factors and its nearest earlier relative.
+    """Print the factors in which two keys differ; for one KEY, its factors and how it differs from the most similar earlier key.
 
     A KEY is the start of a digest as 'kcoord ls' prints it, or a kernel's name if only one artifact has it.
     """

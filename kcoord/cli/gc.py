@@ -35,7 +35,7 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 @click.option(
     "--pin", "pins", type=PROFILE, multiple=True, help="Keep the artifacts that this profile's jobs asked for."
 )
-@click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
+@click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Unpin a profile.")
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles.")
 @click.option("--local", is_flag=True, help="This node's own copies instead of the store's artifacts.")
 @click.option("--grace", type=_TIME, default=GRACE, help="The trash's grace period. Default: 15min.")

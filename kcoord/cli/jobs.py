@@ -84,7 +84,7 @@ def _list_jobs(settings: Settings, as_json: bool) -> None:
 
 
 def scope_of(timeline: Timeline, settings: Settings) -> str:
-    """The nodes that `timeline` is of: those that share the store, if it was read; else this node."""
+    """The nodes whose spans `timeline` holds: those that share the store if it was read, else this node."""
     return several(len(timeline.nodes), "node") if settings.store and not timeline.problems else "this node only"
 
 

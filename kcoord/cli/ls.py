@@ -26,7 +26,7 @@ _COMPARED = 500  # artifacts that are read before they are printed, and told apa
 def command(settings: Settings, name: str, as_json: bool) -> None:
     """List artifacts, newest first; with NAME those whose kernel's name contains it.
 
-    Artifacts of one kernel are told apart by the factors in which their keys differ, constants first.
+    The last column has the factors in which the keys of one kernel differ.
     """
     found = _distinguished(m for m in newest_first(settings) if name in m.key.name)
     if as_json:
@@ -36,7 +36,7 @@ def command(settings: Settings, name: str, as_json: bool) -> None:
 
 
 def _distinguished(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, str]]:
-    """Each with its variant among the `_COMPARED` that were read with it: a store may hold a hundred thousand."""
+    """Each artifact with the factors that tell it from the `_COMPARED` read with it: a store may hold a hundred thousand."""
     while some := list(islice(found, _COMPARED)):
         variants = distinguishing_factors(some)
         yield from ((manifest, variants[manifest.key.digest]) for manifest in some)

@@ -83,7 +83,7 @@ def environ_with(flags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A value by a function that raises ValueError with the remedy."""
+    """An option's type: `parse` converts the text, or raises ValueError with the remedy."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse

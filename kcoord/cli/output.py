@@ -1,4 +1,4 @@
-"""Lines of the command line. They may hold names from a store, and errors of a server: a terminal obeys none of it."""
+"""Lines of the command line. Control characters in names from a store and errors of a server do not reach the terminal."""
 
 from __future__ import annotations
 

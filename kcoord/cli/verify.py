@@ -33,7 +33,7 @@ _DIGITS = 64
 
 @dataclass
 class _Seen:
-    """`whole`: artifacts, in packs apart."""
+    """`whole`: artifacts that are not damaged, without those in packs."""
 
     whole: int = 0
     packs: int = 0

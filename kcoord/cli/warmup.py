@@ -110,7 +110,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
 
 
 def gpus() -> list[dict[str, str]]:
-    """For each GPU that this process may use, the variables that show that one alone; without a GPU, one without any."""
+    """For each GPU that this process may use, the variables that hide the others; ``[{}]`` without a GPU."""
     for variable_of_maker in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable_of_maker in os.environ:
             numbers = [each for each in os.environ[variable_of_maker].split(",") if each.strip()]

@@ -113,9 +113,9 @@ class Group:
 
 @dataclass
 class Divergence:
-    """Kernels whose ranks share no key, since these differ in `factors`; `groups` by the factors' values, the largest first.
+    """Kernels of which some ranks share no key, because the keys differ in `factors`. `groups`: ranks by value, most ranks first.
 
-    `seconds`: of the compiles that equal keys would have spared.
+    `seconds` of compiling that equal keys would have saved.
     """
 
     factors: tuple[str, ...]

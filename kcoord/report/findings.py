@@ -35,7 +35,7 @@ class Kernel:
 
     @property
     def seconds(self) -> float:
-        """Of all its compiles."""
+        """The time of all its compiles."""
         return sum(span.seconds for _, span in self.compiles)
 
     @property
@@ -123,6 +123,6 @@ def where(process: Process) -> str:
 
 
 def places(placed: Iterable[Placed]) -> str:
-    """Their processes, the first three in time."""
+    """The first three processes in time, and the number of others."""
     found = list(dict.fromkeys(where(process) for process, _ in sorted(placed, key=lambda p: p[1].begin)))
     return first_few(found, 3, "; ")

@@ -28,7 +28,7 @@ _SWITCHES = ("no-python", "run-path", "standalone", "virtual-local-rank")
 
 
 class _Unknown(Exception):
-    """Torchrun's own parser is to answer."""
+    """An argument is not known here: torchrun's own parser takes over."""
 
 
 class _Parser(argparse.ArgumentParser):

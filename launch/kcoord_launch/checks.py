@@ -22,8 +22,8 @@ _PATIENCE = 20.0  # seconds that a file system has to answer before the job star
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--", *, is_job: bool = True) -> Settings:
     """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy.
 
-    If the local directory can never be used, a job runs without kcoord: one line says so, and `disable` is set. Of many nodes one
-    may be so. It is an error for what is no job, and under KCOORD_TRUST=require.
+    If the local directory can never be used, a job runs without kcoord: one line says so, and `disable` is set: one
+    bad node must not end a job of many. It is an error without a job (`is_job`), and under KCOORD_TRUST=require.
     """
     settings = Settings.from_environ(None, flag_prefix, **flags)
     if settings.disable:

@@ -65,12 +65,12 @@ def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def ranks_of_node(args: Any) -> int:
-    """Ranks of this node. For ``auto`` and ``gpu``, one: torchrun looks, and has not yet."""
+    """Ranks of this node; 1 for ``auto`` and ``gpu``, which torchrun resolves later."""
     return int(args.nproc_per_node) if str(args.nproc_per_node).isdecimal() else 1
 
 
 def _node(args: Any) -> int:
-    """This node's number; where torchrun has yet to find it, one that few nodes share."""
+    """This node's number; a hash of its host name where the rendezvous will number the nodes."""
     return int(args.node_rank) if args.rdzv_backend == "static" else crc32(platform.node().encode())
 
 

@@ -71,7 +71,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Instead of fifty lines of usage: one, with the nearest flags to those that are not known."""
+    """Print one line with the nearest known flags, instead of fifty lines of usage, and end."""
     known = [flag for action in parser._actions for flag in action.option_strings]
     near = [each for word in message.split() if word[:1] == "-" for each in difflib.get_close_matches(word, known, 1)]
     more = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""

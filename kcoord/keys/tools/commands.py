@@ -61,7 +61,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
+    """The inputs of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
 
     `files` has a digest of each source, and one of the headers of each compile. `tools`: the compilers and what they link, by
     name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers, each with its digest and
@@ -96,7 +96,7 @@ def inputs_of(
     local_dir: Path,
     names_places: bool = False,
 ) -> Inputs:
-    """Of `commands`, which run in `directory`. `names_places`: their outputs hold the paths of sources and headers.
+    """The inputs of `commands`, which run in `directory`. `names_places`: their outputs hold the paths of sources and headers.
 
     Raises OSError and `subprocess.SubprocessError` if a compiler or a file is missing, or a source includes what is not there.
     Raises ValueError for what it does not understand.
@@ -172,7 +172,7 @@ def _is_replaced(path: str, stamp: Stamp, digest: str) -> bool:
 
 
 def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Path, local_dir: Path) -> list[_File]:
-    """Of one compile, from the machine's cache unless something has changed."""
+    """The headers of one compile, from the machine's cache unless something has changed."""
     compiler = shutil.which(command[0]) or ""
     stamp = str(compiler and stamp_of(os.stat(compiler)))  # noqa: PTH116 - as above
     own = {argument: Path(directory, argument) for argument in command if argument in sources}
@@ -268,5 +268,5 @@ def _host_compilers(command: Sequence[str]) -> Iterator[str]:
 
 
 def output_of(command: Sequence[str], cwd: Path | None = None) -> str:
-    """Raises OSError and `subprocess.SubprocessError`."""
+    """The standard output of `command`. Raises OSError and `subprocess.SubprocessError`."""
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_ENDS, check=True).stdout

@@ -14,9 +14,8 @@ import pytest
 
 from kcoord.cli.report import line_of
 from kcoord.report.differences import Divergence, Group
-from kcoord.report.drawing import drawing
 from kcoord.report.findings import findings_of, why_again
-from kcoord.report.page import page
+from kcoord.report.page import drawing, page
 from kcoord.report.timeline import Row, Timeline
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
