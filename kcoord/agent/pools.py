@@ -35,8 +35,6 @@ _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
 _LOOKS_AGAIN = 1.0  # seconds; one that was refused for want of cores looks at them again
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
-_FIRST_WORK = 50.0
-"""Seconds; a launcher starts a pool before anybody knows whether it will have something to do. Its process waits for 60."""
 _FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no process left
 _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
@@ -317,7 +315,7 @@ class Pools:
         for job, pool in list(self._pools.items()):
             if pool.upcoming.new or pool.busy:
                 pool.active = now
-            elif now > pool.active + (_FIRST_WORK if pool.joins else _RESTS):
+            elif now > pool.active + _RESTS:
                 self._send_away(pool)
                 pool.starts = 0
             if pool.guessed and not pool.used and min(pool.ended["compiled"], pool.missed) >= _GUESSES_PAY:

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,12 @@ _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HY
 """With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
 
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[5:]; "  # before anything is imported from the working directory
+    "import sys; sys.path[:] = sys.argv[4:]; "  # before anything is imported from the working directory
     "from kcoord.replay.process import main; "
-    "main(int(sys.argv[1]), sys.argv[2].split(), float(sys.argv[3]), int(sys.argv[4]))"
+    "main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))"
 )
 # a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
-_COMPILERS = ("torch", "triton")  # take seconds to import
 _FAILURES = (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
 _MOST_BYTES = 1 << 20  # of the recipes in one message
@@ -60,17 +60,36 @@ def has_cores_to_spare(ranks: int) -> bool:
     return cores() >= 2 * ranks
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that a launcher is about to start: their `sys.path`, script and environment, and the packages that the script
+    imports, as far as they are known."""
+
+    path: Sequence[str]
+    script: str
+    environ: Mapping[str, str]
+    packages: Collection[str]
+
+
 class PoolStart:
     """Tells the agent which keys are upcoming, and starts the pool that compiles them if the agent says so.
 
     `stuck` seconds without progress end a pool's workers, and `grown` bytes of growth one of them. Thread-safe and fork-safe. Not
     guaranteed: that a pool starts, or compiles anything.
+
+    `ranks` are those that a launcher's pool is for; None: this process is a rank.
     """
 
     def __init__(
-        self, settings: Settings, notices: Notices, client: AgentClient, stuck: float = 30.0, grown: int = 1 << 30
+        self,
+        settings: Settings,
+        notices: Notices,
+        client: AgentClient,
+        ranks: Ranks | None = None,
+        stuck: float = 30.0,
+        grown: int = 1 << 30,
     ) -> None:
-        self._settings, self._notices, self._client = settings, notices, client
+        self._settings, self._notices, self._client, self._ranks = settings, notices, client, ranks
         self._limits = str(stuck), str(grown)
         self._wanted = settings.pool_workers > 0 and not settings.disable
         self._warms_up = False
@@ -131,45 +150,24 @@ class PoolStart:
             self._threads -= 1
             let_through(error)
 
-    def start(
-        self, recipes: Sequence[Recipe] = (), *, packages: Container[str] | None = None, early: bool = False, **how: Any
-    ) -> None:
+    def start(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
         """Announce the profile, and `recipes`, with the fields `how` of `Announce`; start the pool if this process is to.
 
-        Without a profile that is known, the modules that this process has imported are announced or, if `packages` are given,
-        theirs. `early`: the pool has been started already.
+        Without a profile that is known, the modules that this process has imported, or the ranks' packages, are announced. A job
+        of which nothing is known has no pool: its process would take the memory of the compilers that it imports.
         """
         if not self._wanted:
             return
         try:
-            if self._announced(recipes, packages, how) and not early:
-                self._replace(OwnSocket(self._started(sys.path, _script(), os.environ, ())))
+            if self._announced(recipes, how):
+                ranks = self._ranks or Ranks(sys.path, _script(), os.environ, ())
+                self._replace(OwnSocket(self._started(ranks)))
         except _FAILURES as error:
-            self._failed(error)
+            let_through(error)
+            self._wanted = False
+            self._notices.tell(f"nothing is compiled ahead: {error}")
 
-    def start_early(
-        self, path: Sequence[str], script: str, environ: Mapping[str, str], packages: Collection[str] = (), **how: Any
-    ) -> None:
-        """Start the pool for ranks that are about to start, whose `sys.path`, script and variables are given; then announce.
-
-        The pool imports the compilers meanwhile. `packages` are those that the script imports, as far as is known.
-        """
-        if not self._wanted:
-            return
-        first = [name for name in _COMPILERS if name in packages]
-        try:
-            self._replace(OwnSocket(self._started(path, script, environ, first)))
-        except _FAILURES as error:
-            self._failed(error)
-        else:
-            self.start_soon(packages=packages, early=True, **how)
-
-    def _failed(self, error: Exception) -> None:
-        let_through(error)
-        self._wanted = False
-        self._notices.tell(f"nothing is compiled ahead: {error}")
-
-    def _announced(self, recipes: Sequence[Recipe], packages: Container[str] | None, how: dict[str, Any]) -> bool:
+    def _announced(self, recipes: Sequence[Recipe], how: dict[str, Any]) -> bool:
         """True if this process is to start the pool."""
         profile, sizes = self._settings.recorded_as, itertools.accumulate(recipe.size for recipe in recipes)
         first = [recipe.to_wire() for recipe, size in zip(recipes, sizes, strict=True) if size < _MOST_BYTES]
@@ -179,7 +177,7 @@ class PoolStart:
         modules = [
             name
             for name in answer.modules
-            if (name in sys.modules if packages is None else name.partition(".")[0] in packages)
+            if (name.partition(".")[0] in self._ranks.packages if self._ranks else name in sys.modules)
         ]
         if modules and self.takes_announcements:
             again = self._ask(Announce(profile=profile, modules=modules, cores=cores(), **how))
@@ -209,18 +207,16 @@ class PoolStart:
         if before is not None:
             before.close()
 
-    def _started(
-        self, path: Sequence[str], script: str, environ: Mapping[str, str], first: Sequence[str]
-    ) -> socket.socket:
+    def _started(self, ranks: Ranks) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeError("this process knows no Python interpreter to start")
-        program = [sys.executable, *["-O"] * sys.flags.optimize, *self._program(path, first)]
+        program = [sys.executable, *["-O"] * sys.flags.optimize, *self._program(ranks.path)]
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 shell = subprocess.Popen(
                     ["/bin/sh", "-c", _BESIDE, "sh", *program],
-                    env=_environment(self._settings, environ) | {POOL_SCRIPT: script},
+                    env=_environment(self._settings, ranks.environ) | {POOL_SCRIPT: ranks.script},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -236,10 +232,10 @@ class PoolStart:
             raise
         return ours
 
-    def _program(self, path: Sequence[str], first: Sequence[str]) -> list[str]:
+    def _program(self, path: Sequence[str]) -> list[str]:
         """The interpreter's arguments."""
         entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
-        return ["-c", _PROGRAM, str(os.getpid()), " ".join(first), *self._limits, *entries]
+        return ["-c", _PROGRAM, str(os.getpid()), *self._limits, *entries]
 
 
 def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -39,10 +39,10 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 """While modules are imported: the fewer threads, the fewer locks that a fork copies."""
 
 
-def main(starter: int, first: Sequence[str], stuck: float, grown: int) -> None:
+def main(starter: int, stuck: float, grown: int) -> None:
     """Run a pool for the process `starter`, then end this process and all that it began.
 
-    It imports the modules `first` before it knows what there is to compile. Workers that use no CPU for `stuck` seconds are
+    Workers that use no CPU for `stuck` seconds are
     killed: they may hold a lock copied by fork. `grown`: see `work`.
     """
     control = _taken_stdin()
@@ -56,7 +56,7 @@ def main(starter: int, first: Sequence[str], stuck: float, grown: int) -> None:
         imports = True
         while True:
             ours, theirs = os.pipe()
-            child = _forked(lambda: _Forks(theirs, first if imports else None, stuck, grown).serve(), (ours, control))  # noqa: B023
+            child = _forked(lambda: _Forks(theirs, imports, stuck, grown).serve(), (ours, control))  # noqa: B023
             os.close(theirs)
             ready, _, _ = select.select([control, *_pidfd_of(starter), ours], [], [])
             os.close(ours)
@@ -75,11 +75,11 @@ def main(starter: int, first: Sequence[str], stuck: float, grown: int) -> None:
 class _Forks:
     """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends.
 
-    `first` is None: it imports nothing, since an earlier process's imports left threads that held locks.
+    Without `imports` it imports nothing, since an earlier process's imports left threads that held locks.
     """
 
-    def __init__(self, alive: int, first: Sequence[str] | None, stuck: float, grown: int) -> None:
-        self._alive, self._first, self._stuck, self._grown = alive, first, stuck, grown
+    def __init__(self, alive: int, imports: bool, stuck: float, grown: int) -> None:
+        self._alive, self._imports, self._stuck, self._grown = alive, imports, stuck, grown
         # by the descriptor on which each worker says so, until it closes; None: it has not begun
         self._busy: dict[int, bool | None] = {}
         self._pids: dict[int, int] = {}
@@ -90,13 +90,11 @@ class _Forks:
         settings, idle = Settings.from_environ(), IdleCores()
         client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
         install()
-        if self._first is not None:
-            _import(self._first)
         joined = _joined(client)
         if joined is None or joined.workers < 1:
             return OVER
         most = max(1, min(joined.workers, int(cores())))
-        if self._first is not None:
+        if self._imports:
             _import(joined.modules)
         # a library's idle threads hold no locks, most often; a fork would copy a lock that is held for ever
         stalls = Stalls[int](self._stuck) if len(os.listdir("/proc/self/task")) > 1 else None  # noqa: PTH208

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from kcoord.rank.client import AgentClient
-from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.rank.pool_start import PoolStart, Ranks, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.console import say
@@ -29,12 +29,18 @@ def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
     if settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
         yield
         return
-    with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        try:
-            script = "" if args.module else str(Path(args.training_script).resolve())
-            pool.start_early(_path(args), script, environ, _packages(script), node=_node(args), nodes=most_nodes(args))
-        except OSError as error:  # the working directory is gone
-            say(f"nothing is compiled ahead: {error}")
+    try:
+        script = "" if args.module else str(Path(args.training_script).resolve())
+        ranks = Ranks(_path(args), script, environ, packages_of(script))
+    except OSError as error:  # the working directory is gone
+        say(f"nothing is compiled ahead: {error}")
+        yield
+        return
+    with (
+        closing(AgentClient(settings, notices)) as client,
+        closing(PoolStart(settings, notices, client, ranks)) as pool,
+    ):
+        pool.start_soon(node=_node(args), nodes=most_nodes(args))
         yield
 
 
@@ -46,7 +52,7 @@ def _path(args: Any) -> list[str]:
     return [str(first), *sys.path[1:]]
 
 
-def _packages(script: str) -> set[str]:
+def packages_of(script: str) -> set[str]:
     """The packages that the script's text imports."""
     try:
         with Path(script).open("rb") as file:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,13 +31,13 @@ from kcoord.protocol.identity import UNNAMED
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient, Lead
-from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
+from kcoord.rank.pool_start import PoolStart, Ranks, _environment, has_cores_to_spare
 from kcoord.replay.worker import compiled
 from kcoord.report.timeline import load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.arguments import early_arguments
-from kcoord_launch.pool import pool_beside
+from kcoord_launch.pool import packages_of, pool_beside
 from tests.support.command import KCOORD, kcoord
 from tests.support.living import words_of
 from tests.support.pools import pool_status, start_agent, started, status
@@ -206,34 +207,21 @@ def test_a_first_job_has_no_profile_yet_and_its_pool_ends_by_itself(
     assert len(report(rank)["compiled"]) == 2
 
 
-def test_a_pool_that_starts_before_the_agent_imports_the_compilers_meanwhile(
-    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
-) -> None:
-    give(sandbox, recorded[0])
-    imported = sandbox.root / "imported"
-    (sandbox.root / "compiler.py").write_text(f"open({str(imported)!r}, 'x').close()")
-
-    def agent_is_late() -> None:
-        eventually(imported.exists)
-        start_agent(Settings.from_environ(sandbox.env()))
-
-    ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)], first=["compiler"], meanwhile=agent_is_late)
-    eventually(lambda: pool_status(sandbox)["compiled"] == 6, 60)
-    ours.close()
-
-
 @pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core no pool starts before the ranks")
-def test_a_launcher_starts_the_pool_with_the_compilers_that_the_script_imports(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known", [True, False], ids=["recorded", "first run"])
+def test_a_launcher_starts_a_pool_for_the_ranks_if_something_is_known_of_the_job(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
+    """A pool that has nothing to do would take the memory of the compilers that it imports."""
     script = sandbox.root / "train.py"
-    script.write_text(
-        "import json\ndef f():\n    import triton.language as tl\n    from torch import nn\nfrom . import x\n"
-    )
+    script.write_text("import triton")
+    if known:
+        give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
     begun: list[tuple[object, ...]] = []
 
-    def note(self: PoolStart, path: list[str], script: str, environ: dict[str, str], first: list[str]) -> socket.socket:
-        begun.append((path[0], script, environ["KCOORD_PROFILE"], first))
+    def note(self: PoolStart, ranks: Ranks) -> socket.socket:
+        begun.append((ranks.path[0], ranks.script, ranks.environ["KCOORD_PROFILE"]))
         ours, theirs = socket.socketpair()
         theirs.close()
         return ours
@@ -241,7 +229,23 @@ def test_a_launcher_starts_the_pool_with_the_compilers_that_the_script_imports(
     monkeypatch.setattr(PoolStart, "_started", note)
     args = early_arguments(["--nproc-per-node", "1", str(script)])
     with pool_beside(args, sandbox.env(KCOORD_PROFILE="six")):
-        assert begun == [(str(sandbox.root), str(script), "six", ["torch", "triton"])]
+        eventually(lambda: "kcoord-pool" not in {thread.name for thread in threading.enumerate()})
+    assert begun == ([(str(sandbox.root), str(script), "six")] if known else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "packages"),
+    [
+        (
+            "import json\ndef f():\n    import triton.language as tl\n    from torch import nn\nfrom . import x\n",
+            {"json", "triton", "torch"},
+        ),
+        ("this is no Python", set()),
+    ],
+)
+def test_a_launcher_reads_the_packages_that_a_script_imports(tmp_path: Path, text: str, packages: set[str]) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert packages_of(str(tmp_path / "train.py")) == packages
 
 
 MODULES = {
@@ -513,6 +517,7 @@ def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp
 
 TORCHRUN_ON_MANY_CORES = """
 import sys
+import threading
 from kcoord.rank import pool_start
 pool_start._ENOUGH_CORES = 1
 from kcoord_launch.torchrun import main

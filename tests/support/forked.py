@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.rank import pool_start, spawn
-from kcoord.rank.pool_start import PoolStart
+from kcoord.rank.pool_start import PoolStart, Ranks
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import Settings
 from tests.support.forkserver import ForkClient, Forked
@@ -58,13 +58,11 @@ def fork_pools() -> None:
     PoolStart._started = start_pool  # type: ignore[method-assign]
 
 
-def start_pool(
-    self: PoolStart, path: Sequence[str], script: str, environ: Mapping[str, str], first: Sequence[str]
-) -> socket.socket:
+def start_pool(self: PoolStart, ranks: Ranks) -> socket.socket:
     if POOLS not in os.environ:
-        return _start_pool(self, path, script, environ, first)
-    program = self._program(path, first)
-    variables = pool_start._environment(self._settings, environ) | {POOL_SCRIPT: script}
+        return _start_pool(self, ranks)
+    program = self._program(ranks.path)
+    variables = pool_start._environment(self._settings, ranks.environ) | {POOL_SCRIPT: ranks.script}
     ours, theirs = socket.socketpair()
     with theirs, Path(os.devnull).open("wb") as nothing:
         streams = (theirs.fileno(), nothing.fileno(), nothing.fileno())

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kcoord.protocol import endpoint
-from kcoord.rank import pool_start, spawn
+from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
-from kcoord.rank.pool_start import PoolStart
+from kcoord.rank.pool_start import PoolStart, Ranks
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support import forked, processes
-from tests.support.sandbox import WITH_TRITON, Sandbox, eventually
+from tests.support.sandbox import WITH_TRITON, Sandbox
 from tests.support.shared_servers import fork_server
 from tests.support.triton_ranks import hooked
 
@@ -52,26 +51,20 @@ def started(
     sandbox: Sandbox,
     path: list[str],
     script: str = "",
-    first: Sequence[str] = (),
-    meanwhile: Callable[[], object] = bool,
     **limits: Any,
 ) -> PoolStart:
-    """A pool that this process starts, with those `limits` of `PoolStart`. It imports `first`; ``meanwhile()`` may start the
-    agent."""
+    """A pool that this process starts as a launcher does, with those `limits` of `PoolStart`."""
     environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six").items() if v is not None}
     settings = Settings.from_environ(sandbox.env(**environment))
     client = AgentClient(settings, Notices())
-    start = PoolStart(settings, Notices(), client, **limits)
+    start = PoolStart(settings, Notices(), client, Ranks([*path, *sys.path], script, os.environ, ()), **limits)
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)
         patched.setenv(forked.POOLS, fork_server((WITH_TRITON,)).address)
         patched.setattr(PoolStart, "_started", forked.start_pool)
         patched.delenv("KCOORD_SPAWN", raising=False)
-        patched.setattr(pool_start, "_COMPILERS", first)
-        start.start_early([*path, *sys.path], script, os.environ, first)
-        meanwhile()
-        eventually(lambda: not start._threads, what="it has announced the profile")
+        start.start()
     client.close()
     return start
 

@@ -165,7 +165,7 @@ def test_a_pool_whose_process_dies_again_and_again_is_started_no_more() -> None:
     assert granted == [True, True, True, False, False]
 
 
-def test_a_pool_that_was_started_early_is_told_what_to_import_once_there_is_something_to_compile(
+def test_a_pool_that_has_joined_is_told_what_to_import_once_there_is_something_to_compile(
     clock: Callable[[float], None],
 ) -> None:
     world, process, late = World(), Client(), Client(job="another")
@@ -176,9 +176,6 @@ def test_a_pool_that_was_started_early_is_told_what_to_import_once_there_is_some
     assert world.connections.answers == [(process, Joined(2, ["other"]))]
     assert world.join(late) is None
     clock(40)
-    world.pools.tick()
-    assert len(world.connections.answers) == 1
-    clock(20)
     world.pools.tick()
     assert world.connections.answers[-1] == (late, Joined(0, [])), "the job needs none"
 
