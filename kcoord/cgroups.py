@@ -23,7 +23,7 @@ def cores() -> float:
 
 
 NO_QUOTA = 1e6
-"""Cores that are left of a quota where there is none."""
+"""So many cores are left where there is no quota."""
 
 
 class IdleCores:

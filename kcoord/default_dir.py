@@ -1,4 +1,4 @@
-"""The directories of this user's on this node where no setting names one: of artifacts, and of sockets.
+"""The default directories of this user on this node: of artifacts, and of sockets.
 
 Artifacts lie in ``kcoord`` in the user's cache directory, where compilers have their caches, too: it outlives a job's own
 ``/tmp``. It must be on a file system of this node's, take a file, and let a library be mapped. Else they lie in

@@ -210,7 +210,7 @@ class Settings:
 
     @property
     def shared_with_ranks(self) -> Settings:
-        """For a sidecar, whose ranks know neither its policy nor its keys: the local directory as it is named."""
+        """A copy with the local directory as it is named: for a sidecar, whose ranks know neither its policy nor its keys."""
         named = self.local_dir.parent if self.local_dir.name.startswith(_REQUIRED) else self.local_dir
         return replace(self, local_dir=named)
 
@@ -319,7 +319,7 @@ def variable(name: str) -> str:
 
 
 _PREFIX = variable("")
-_NAMED = "_KCOORD_UNKNOWN_NAMED"  # in the environment of those to whose user the lines were shown
+_NAMED = "_KCOORD_UNKNOWN_NAMED"  # in the environment once the lines were shown
 
 
 def unknown_variables(environ: MutableMapping[str, str] = os.environ) -> list[str]:

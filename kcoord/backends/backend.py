@@ -223,7 +223,7 @@ class Backend(ABC, Generic[R, H]):
             return published
         finally:
             if not self.raises_errors and not compilation.ended:
-                compilation.keep()
+                compilation.use_privately()
             abandoned_frames.unregister(compilation)
 
     @final
@@ -304,7 +304,7 @@ class Backend(ABC, Generic[R, H]):
         )
         if handle is not UNLOADED or not loads:
             return handle
-        artifact = artifact or fails_open(lambda: None)(compilation.adopted)()
+        artifact = artifact or fails_open(lambda: None)(compilation.as_artifact)()
         return ABSENT if artifact is None else self._loaded(request, artifact)
 
     def _kept(self, asked: _Asked, handle: H) -> H:
@@ -315,11 +315,11 @@ class Backend(ABC, Generic[R, H]):
     def _published(self, request: R, compilation: Compilation) -> Artifact | None:
         missing = [name for name in self.required(request) if not (compilation.staging / name).is_file()]
         if not compilation.shared:
-            compilation.keep()
+            compilation.use_privately()
         elif not self.unchanged(request):
-            compilation.keep("an input was written while it compiled")
+            compilation.use_privately("an input was written while it compiled")
         elif missing:
-            compilation.keep(f"its compiler wrote no {', '.join(missing)}")
+            compilation.use_privately(f"its compiler wrote no {', '.join(missing)}")
         else:
             took = time.perf_counter() - compilation.started
             self._record(request, compilation.home, took)  # before publishing, which delivers it

@@ -134,9 +134,9 @@ def body_of(head: bytes, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def locked(path: Path, patience: float) -> Iterator[None]:
-    """Hold the flock of the file `path` in this block, or do without one that cannot be had in `patience` seconds.
+    """Hold the flock of the file `path` in this block, or go on without it after `patience` seconds.
 
-    Not guaranteed, therefore: that no other process is in such a block. The file stays.
+    Not guaranteed: that no other process is in such a block. The file stays.
     """
     from filelock import FileLock  # slow to import, and a warm process never comes here
 

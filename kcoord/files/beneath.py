@@ -40,7 +40,7 @@ def opened(directory: Path, root: Path | None = None) -> Iterator[int]:
 def check(directory: Path, root: Path) -> None:
     """Raises NotADirectoryError if a link is in the place of `directory`, or on the way to it from `root`.
 
-    For what is made by its path. Not guaranteed: against one who puts a link there just afterwards.
+    Call it before something is made there by its path. Not guaranteed: that nobody puts a link there just afterwards.
     """
     with opened(directory, root):
         pass
@@ -100,7 +100,7 @@ def touched(directory: Path, root: Path | None = None) -> float:
 
 
 def listed(directory: Path, root: Path | None = None) -> Iterator[tuple[str, os.stat_result]]:
-    """The names in `directory`, and the status of each, no link followed. One that goes meanwhile is left out."""
+    """The names in `directory`, and the status of each, no link followed. A name that is removed meanwhile is left out."""
     with opened(directory, root) as place:
         readable = os.open(".", _LIST, dir_fd=place)
         try:

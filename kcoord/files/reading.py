@@ -66,7 +66,7 @@ def open_plain(path: str | Path, most: int, *, afresh: bool = False) -> BinaryIO
 
 
 def status_of(path: str) -> os.stat_result:
-    """The status of a file, of which a client of a network file system asks the server. Raises OSError, also for a link."""
+    """The status of a file, fresh from the server of a network file system. Raises OSError, also for a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.fstat(descriptor)
@@ -122,7 +122,7 @@ def unpack(content: bytes, most: int, **options: Any) -> Any:
 
 
 def _has_at_most(content: bytes, most: int) -> bool:
-    """Reads the first bytes of each value, as the format's specification has them (https://msgpack.org). True of what is torn."""
+    """Reads the first bytes of each value, as the format's specification has them (https://msgpack.org). True of a torn one."""
     at, seen, expected, end = 0, 0, 1, len(content)
     while expected and at < end:
         first = content[at]

@@ -186,7 +186,7 @@ class ProfileState(Answer, op="profile"):
 
 @dataclass(frozen=True)
 class Granted(Answer, op="granted"):
-    """`granted`: this process is to start its job's pool. `modules`: nothing is known of the job, but of these something."""
+    """`granted`: start the job's pool. `modules`: no profile of the job is known; other jobs have recipes of these."""
 
     granted: bool
     modules: list[Any] = dataclasses.field(default_factory=list)
@@ -267,7 +267,7 @@ class Claim(Request, op="claim"):
 
 @dataclass(frozen=True)
 class Publish(Request, op="publish"):
-    """Hand in the files in `staging`, compiled in `compile_seconds`. An empty `token` is nobody's lead."""
+    """Hand in the files in `staging`, compiled in `compile_seconds`. An empty `token`: this rank was granted no lead."""
 
     key: Key
     token: str
@@ -304,7 +304,7 @@ class Lookup(Request, op="lookup"):
 
 @dataclass(frozen=True)
 class Offer(Request, op="offer"):
-    """Offer `content` as the choice of `key`. `seconds`: what it took to come to it."""
+    """Offer `content` as the choice of `key`. `seconds`: the time that choosing took."""
 
     key: Key
     content: bytes
@@ -314,7 +314,7 @@ class Offer(Request, op="offer"):
 
 @dataclass(frozen=True)
 class Measure(Request, op="measure"):
-    """Ask what to measure next, of `count` configurations. `digest`: of all that their measurements depend on.
+    """Ask which of `count` configurations to measure next. `digest`: of everything that their measurements depend on.
 
     `timing` is what this rank has just measured of number `index`, as its backend encodes it.
     """
@@ -355,8 +355,8 @@ class Profile(Request, op="profile"):
 class Announce(Request, op="announce"):
     """Keys that this job will ask for: `recipes`, now, and those of `profile`. Ask to start the pool that compiles them.
 
-    `node` of `nodes` is this node's number in the job, as far as it is known; `cores` are those of each. Of `modules`, which this
-    process has imported, what other jobs compiled for `target` is a guess.
+    `node` of `nodes` is this node's number in the job, as far as it is known; `cores` are those of each. `modules` are those that
+    this process has imported: what other jobs compiled of them for `target` is a guess.
 
     `waits`: this process takes part in compiling `recipes` (`Next`), and lets the pool have at least `workers`.
     """

@@ -1,4 +1,4 @@
-"""A rank's choices that all ranks of a job are to make alike: the winner of an autotuning, and the timings before it."""
+"""Choices that all ranks of a job make alike: the winner of an autotuning, and the timings before it."""
 
 from __future__ import annotations
 

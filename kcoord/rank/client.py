@@ -127,7 +127,8 @@ class AgentClient:
     def give_up(self, lead: Lead, key: CacheKey, why: str = "") -> None:
         """This rank does not compile after all; the next one leads.
 
-        `why` it has compiled, and cannot share its files: who waits on this node compiles at once, for so may fare the next one.
+        With `why` it has compiled, and cannot share its files: ranks that wait on this node compile at once, since the next
+        leader may fare no better.
         """
         self._finish(lead, messages.GiveUp(key.digest, lead.token, why))
 

@@ -73,12 +73,13 @@ class CompilationContext:
 
 @dataclass
 class Compilation:
-    """The task of compiling `key` into `staging`. End it with exactly one of `publish`, `keep`, `fail` and `give_up`.
+    """The task of compiling `key` into `staging`. End it with exactly one of `publish`, `use_privately`, `refuse_sharing`, `fail`
+    and `give_up`; if it is not `shared`, with `use_privately`.
 
-    `run` does all of that for a compile that is one function. `failed` is set if another rank's compile of the key failed a
-    moment ago, as somebody says: compile anyway. `target` is the GPU that was asked for, if it is known. If it is not `shared`,
-    end it with `keep`. `outcome`, once it has ended, `note`, the reason why nobody coordinates it, and `aside` are for its span
-    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks.
+    `run` does all of that for a compile that is one function. `failed`: another rank's compile of the key failed a moment ago, as
+    its agent says; compile anyway. `target` is the GPU that was asked for, if it is known. `outcome`, once it has ended, `note`,
+    the reason why nobody coordinates it, and `aside` are for its span (`kcoord.telemetry.spans`). In a child that was forked from
+    `process`, ending it has no effect for other ranks.
     """
 
     context: CompilationContext
@@ -167,7 +168,7 @@ class Compilation:
             if self.ended:
                 self.context.ended(self, took)
 
-    def keep(self, why: str = "") -> None:
+    def use_privately(self, why: str = "") -> None:
         """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""
         self.ended, self.outcome = True, "private"
         self.note = why or self.note
@@ -177,12 +178,12 @@ class Compilation:
             self.context.client.give_up(self.lead, self.key, why or _PRIVATE)
         self.context.ended(self, took)
 
-    def withhold(self, why: str) -> None:
+    def refuse_sharing(self, why: str) -> None:
         """Nothing of this compile is shared, though it did not fail: waiting ranks compile for themselves, at once."""
         self._end("private", lambda lead: self.context.client.fail(lead, self.key, why))
 
-    def adopted(self) -> Artifact:
-        """The files that `keep` kept, as an artifact of this process. Raises `ArtifactInvalid` if there are none."""
+    def as_artifact(self) -> Artifact:
+        """The files that `use_privately` kept, as an artifact of this process. Raises `ArtifactInvalid` if there are none."""
         return self._adopt(time.perf_counter() - self.started)
 
     def fail(self, log: str) -> None:

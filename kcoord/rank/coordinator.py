@@ -40,7 +40,7 @@ from kcoord.telemetry.events import Notices
 T = TypeVar("T")
 
 ABSENT: Any = object()
-"""No handle is in memory. None may be one: of an artifact that is loaded for its effects."""
+"""Sentinel: no handle is in memory. (A handle may be None: of an artifact that is loaded for its effects.)"""
 _NONE: Any = object()  # stands for None in memory
 
 
@@ -94,7 +94,7 @@ class Coordinator:
         return self._directories.usable
 
     def trusts(self, home: str | Path) -> bool:
-        """False where nothing is loaded or published: kcoord is off, or another user may write to the directory around `home`."""
+        """False if kcoord is off, or another user may write around `home`: nothing is loaded or published there."""
         return self._directories.is_private(home)
 
     def home(self, digest: str) -> Path:
@@ -233,7 +233,7 @@ class Coordinator:
         return self._directories.new_private()
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
-        """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
+        """The task of compiling `key` for this process alone: no claim, no wait. End it with `use_privately`."""
         compilation = self._compilation(Request(key, self._published_at(key, home), device))
         compilation.shared = False
         return compilation

@@ -87,7 +87,7 @@ class Directories:
     def takes(self, home: Path) -> bool:
         """False if this user cannot publish around `home`, a place outside the local directory: it is root's, or read-only.
 
-        So is one whose directory for staging others may write to, which is told. Looks once at each directory.
+        Also False, and told, if others may write to its directory for staging. Looks once at each directory.
         """
         tier = os.path.dirname(home)  # noqa: PTH120
         taken = self._takes.get(tier)

@@ -1,4 +1,4 @@
-"""Recipes of one process that are not delivered to the agent yet."""
+"""Recipes of one process that wait for their delivery to the agent."""
 
 from __future__ import annotations
 

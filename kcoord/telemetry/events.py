@@ -101,9 +101,7 @@ class Notices:
 
 
 def tell_bug(error: BaseException, consequence: str, tell: Callable[[str], object] | None = None) -> None:
-    """Tell of an `error` of the agent that its code does not expect: its traceback and the `consequence` go to the log, and one
-    line to the user by `tell`.
-    """
+    """Report an unexpected `error` of the agent: traceback and `consequence` to the log, one line to the user by `tell`."""
     bug = "an error in the agent, please report it"
     if tell is not None:
         tell(f"{bug}: {type(error).__name__}: {error}")
@@ -113,7 +111,7 @@ def tell_bug(error: BaseException, consequence: str, tell: Callable[[str], objec
 def tell_if_failed(
     task: asyncio.Future[Any] | Future[Any], consequence: str, tell: Callable[[str], object] | None = None
 ) -> bool:
-    """`tell_bug` if `task`, which is done, has ended with an error; True then. To be cancelled is none."""
+    """`tell_bug` if `task`, which is done, has ended with an error; returns True then. Cancellation is no error."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         tell_bug(error, consequence, tell)

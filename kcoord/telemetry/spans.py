@@ -27,10 +27,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 KINDS = ("load", "fetch", "wait", "compile")
-"""Those that a time line draws: all but ``memory``."""
+"""The kinds that a time line draws: all but ``memory``."""
 
 SOURCES = ("", "store", "pack", "wait")
-"""Of a load: the artifact was on this node, came from the store or from a pack, or was compiled by another rank meanwhile."""
+"""Sources of a load: this node, the store, a pack, or another rank's compile that this one waited for."""
 
 OUTCOMES = ("ok", "alone", "private", "failed", "given up", "lost", "lead")
 COMPILED = ("ok", "alone", "private")

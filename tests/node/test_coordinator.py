@@ -281,7 +281,7 @@ def test_without_any_agent_ranks_still_share_the_local_tier(sandbox: Sandbox) ->
 def test_a_forked_child_takes_nothing_from_its_parent(coordinator: Coordinator) -> None:
     kept = coordinator.private(key(), coordinator.home(key().digest))
     (kept.staging / "kernel.bin").write_bytes(b"mine")
-    kept.keep()
+    kept.use_privately()
     child = os.fork()
     if child == 0:
         try:
@@ -422,7 +422,7 @@ def test_what_a_leader_keeps_for_itself_is_the_next_ranks_to_compile(coordinator
     led = coordinator.request(asked)
     assert isinstance(led, Compilation)
     write(b"mine")(led.staging)
-    led.keep()
+    led.use_privately()
     other = Coordinator(coordinator.settings)
     found = other.request(asked)  # though the first one's task is at hand still
     assert isinstance(found, Compilation)

@@ -107,7 +107,7 @@ class OpenCompile:
         if error is not None and not _begins_anew(error):
             compilation.raised(error)
         elif (entry.kind, entry.key) not in self.made:
-            compilation.withhold(f"torch kept no entry of {compilation.key.name}")
+            compilation.refuse_sharing(f"torch kept no entry of {compilation.key.name}")
         else:
             try:
                 write_entries(compilation.staging / FILE, ((*name, content) for name, content in self.made.items()))
@@ -116,10 +116,10 @@ class OpenCompile:
                 compilation.shared = False
             backend.finish(entry, compilation)
 
-    def withhold(self, why: str) -> None:
+    def refuse_sharing(self, why: str) -> None:
         """Go on compiling, for this process alone: nobody waits for it from now on."""
         if self.compilation is not None and not self.compilation.ended:
-            self.compilation.withhold(why)
+            self.compilation.refuse_sharing(why)
 
 
 def _begins_anew(error: BaseException) -> bool:

@@ -195,7 +195,7 @@ def _backward_with_forward(
     try:
         return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
     except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
-        open_compile.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
+        open_compile.refuse_sharing(f"its backward does not compile: {type(error).__name__}: {error}")
         return compile(aot_config)
 
 
@@ -262,7 +262,7 @@ def _withhold(why: str) -> None:
     """A graph of the unit that this rank leads cannot be cached: ranks that wait need not wait for its end."""
     open_compile = compiles.leading()
     if open_compile is not None and open_compile.kind == UNIT:
-        open_compile.withhold(f"torch does not cache its graph: {why}")
+        open_compile.refuse_sharing(f"torch does not cache its graph: {why}")
 
 
 def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:

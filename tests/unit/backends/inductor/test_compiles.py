@@ -24,7 +24,7 @@ class _Compilation:
         self.key = CacheKey.of("inductor", "unit")
         self.ended = ""
 
-    def withhold(self, why: str) -> None:
+    def refuse_sharing(self, why: str) -> None:
         self.ended = f"withheld: {why}"
 
     def raised(self, error: BaseException) -> None:
