@@ -17,7 +17,7 @@ coordinator = kcoord.connect()
 key = kcoord.CacheKey.of("test", "k")
 coordinator.get_or_compile(key, lambda staging: (staging / "kernel").write_text("code"))
 print("compiled")
-print(json.dumps([dict(os.environ), coordinator.status(), coordinator.stats("job")]))
+print(json.dumps([dict(os.environ), coordinator.status()]))
 print(repr(coordinator.settings))
 """
 

@@ -88,9 +88,13 @@ def test_no_directory_of_kcoords_is_anybody_elses_whatever_the_umask(
     assert not any(by_other("flock", "--nonblock", path, "true") for path in looked_at.glob("*.lock"))
 
 
-@pytest.mark.parametrize("policy", ["off", "require"])
-@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed again"])
-@pytest.mark.parametrize("opened", ["objects", "bucket", "home", "folder"])
+@pytest.mark.parametrize(
+    ("opened", "closed", "policy"),
+    [
+        *((opened, closed, "off") for opened in ("objects", "bucket", "home", "folder") for closed in (False, True)),
+        ("folder", True, "require"),
+    ],
+)
 def test_nothing_is_loaded_that_another_user_may_write_to_or_has_written(
     sandbox: Sandbox, looked_at: Path, opened: str, closed: bool, policy: str
 ) -> None:

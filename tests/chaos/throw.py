@@ -15,14 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kcoord.leases.redis import VERSION
 from kcoord.protocol import frames
 from kcoord.protocol.identity import Identity
 from tests.chaos.compiler import key_of
 from tests.chaos.schedule import Fault, Round
 from tests.chaos.site import Site
 from tests.support.interpose import Interposer
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, lease_name
 
 _WRITES = ("mkdir", "rename", "unlink", "link", "write", "utime")
 _STORE_ERRORS = {
@@ -251,7 +250,7 @@ class Thrower:
     def _garbage(self, thrown: Thrown) -> None:
         assert self._redis is not None
         dice = random.Random(thrown.fault.salt)
-        name = f"kcoord:default:lease:{VERSION}:{self._key(thrown.fault).digest}"
+        name = lease_name(self._key(thrown.fault).digest)
         noise = dice.randbytes(20)
         self._redis.command("DEL", name)
         command: tuple[str | bytes, ...] = {

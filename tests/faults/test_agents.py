@@ -240,7 +240,7 @@ FLOOD = """
 import resource, socket
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-path, made = str(client._settings.socket_path), []
+path, made = str(Settings.from_environ().socket_path), []
 try:
     while True:
         caller = socket.socket(socket.AF_UNIX)

@@ -153,7 +153,7 @@ def test_what_is_damaged_on_a_node_is_moved_aside_there_and_had_again(tmp_path: 
     with cluster(tmp_path / "store") as made:
         node = made.nodes[0]
         if not shared:
-            del node._flags["store"], node._flags["redis_url"]
+            del node.flags["store"], node.flags["redis_url"]
             node.settings = node.with_flags()
         start_agent(node)
         made.nodes[1:] = []

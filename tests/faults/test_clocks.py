@@ -1,7 +1,7 @@
 """Clocks that are wrong, and clocks that are set while a job runs: of the hosts, and of Redis's host.
 
 Every process here reads a wall clock of the test's own (`tests.support.interpose`); monotonic clocks are left alone, as they are
-when somebody sets the time.
+when somebody sets the time. `tests/unit/leases` sets the clocks of the services alone: `test_redis_model.py`, `test_files.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait
+from kcoord.leases.base import Failed, Wait
 from kcoord.leases.redis import RedisLeases
 from kcoord.testing.leases import won
 from tests.support.agents import Node, Rank, until
@@ -122,20 +122,6 @@ def test_no_lease_ends_for_a_host_s_clock(server: RedisServer, hosts: tuple[Host
     assert waiter.expect("Ready") == {"source": "wait"}
 
 
-def test_a_dead_holder_s_lease_ends_whatever_the_hosts_clocks_say(hosts: tuple[Host, Host]) -> None:
-    one, two = hosts
-    one.clock.clock(STEP)
-    two.clock.clock(-STEP)
-    agent = one.start()
-    two.start()
-    leader = one.rank(CLAIMS)
-    leader.expect("Lead")
-    waiter = two.rank(CLAIMS)
-    two.until_it_waits_for_another()
-    vanish(leader, agent)
-    waiter.expect("Lead")
-
-
 def vanish(leader: Rank, agent: subprocess.Popen[bytes]) -> None:
     """A host that is switched off: nobody gives anything back."""
     agent.kill()
@@ -154,26 +140,6 @@ def test_redis_s_clock_set_back_keeps_no_dead_holder_s_lease(redis_clock: Interp
     vanish(leader, agent)
     redis_clock.clock(-STEP)
     waiter.expect("Lead")
-
-
-def test_redis_s_clock_set_back_ends_no_lease_that_is_renewed(
-    server: RedisServer, redis_clock: Interposer, hosts: tuple[Host, Host]
-) -> None:
-    one, two = hosts
-    for host in hosts:
-        host.start()
-    leader = one.rank(PUBLISHES)
-    leader.expect("Lead")
-    waiter = two.rank(CLAIMS)
-    two.until_it_waits_for_another()
-    redis_clock.clock(-STEP)
-    until(lambda: time_left(server) <= TTL * 1000 + 1)
-    for _ in range(4):  # longer than the TTL
-        until_renewed(server)
-    assert two.flight("k")["state"] == "waiting for another node"
-    leader.tell()
-    assert leader.expect("published") == {"well": True}
-    assert waiter.expect("Ready") == {"source": "wait"}
 
 
 def test_redis_s_clock_set_forward_costs_one_more_compile_at_most(
@@ -203,122 +169,8 @@ def test_redis_s_clock_set_forward_costs_one_more_compile_at_most(
     assert two.read("k") == one.read("k") == "a kernel"
 
 
-def test_a_failure_is_forgotten_though_redis_s_clock_is_set_back(
-    redis_clock: Interposer, hosts: tuple[Host, Host]
-) -> None:
-    one, two = hosts
-    for host in hosts:
-        host.start()
-    one.rank('lead = claim(client, "k"); client.fail(lead, key_of("k"), "ptxas: no"); say("failed")').expect("Lead")
-    until(lambda: not one.flight("k"))
-    redis_clock.clock(-STEP)
-    seen = two.rank(
-        """
-        import time
-        while type(answer := client.claim(key_of("k"), home_of("k"))).__name__ == "Failed":
-            time.sleep(0.05)
-        say(type(answer).__name__)
-        """
-    )
-    seen.expect("Lead")
-
-
-# Without Redis: lease files in the store.
-
-
-@pytest.fixture
-def hosts_without_redis(clock_of: MakeClock, tmp_path: Path) -> Iterator[tuple[Host, Host]]:
-    shared = {"store": str(tmp_path / "store"), "failure_ttl": str(TTL)}
-    with Host(clock_of("one"), **shared) as one, Host(clock_of("two"), **shared) as two:
-        one.clock.clock(STEP / 2)
-        two.clock.clock(-STEP / 2)
-        for host in (one, two):
-            host.start()
-        yield one, two
-
-
-def test_no_lease_file_ends_for_a_host_s_clock(hosts_without_redis: tuple[Host, Host], tmp_path: Path) -> None:
-    one, two = hosts_without_redis
-    leader = one.rank(PUBLISHES)
-    leader.expect("Lead")
-    waiter = two.rank(CLAIMS)
-    two.until_it_waits_for_another()
-    (marker,) = (tmp_path / "store").glob("v2/leases/??/*.lease")
-    for host in hosts_without_redis:
-        for skew in SKEWS:
-            host.clock.clock(skew)
-            before = marker.stat().st_mtime_ns
-            until(lambda before=before: marker.stat().st_mtime_ns != before)  # type: ignore[misc]
-            assert two.flight("k")["state"] == "waiting for another node"
-    leader.tell()
-    assert leader.expect("published") == {"well": True}
-    assert waiter.expect("Ready") == {"source": "wait"}
-
-
-# The service alone.
-
-
 def leases(server: RedisServer, *, ttl: float = TTL, limit: float = 900.0) -> RedisLeases:
     return RedisLeases(server.url, "test", ttl=ttl, limit=limit, failure_ttl=TTL)
-
-
-def run(server: RedisServer, scenario: Callable[[LeaseService], Awaitable[None]], **times: float) -> None:
-    async def opened() -> None:
-        service = leases(server, **times)
-        try:
-            await asyncio.wait_for(scenario(service), 30)
-        finally:
-            await service.close()
-
-    asyncio.run(opened())
-
-
-def test_the_hard_limit_holds_though_redis_s_clock_is_set_back(server: RedisServer, redis_clock: Interposer) -> None:
-    async def scenario(service: LeaseService) -> None:
-        lease = await won(service, "k")
-        for number in range(1, 4):
-            redis_clock.clock(-STEP * number)
-            assert await lease.renew()
-        while await lease.renew():
-            await asyncio.sleep(0.05)
-        while not isinstance(await service.acquire("k", "b", "host-b"), Lease):
-            await asyncio.sleep(0.05)
-        assert not await lease.renew()
-
-    run(server, scenario, ttl=0.5, limit=2.0)
-
-
-def test_a_holder_has_its_lease_again_after_redis_s_clock_was_set_forward(
-    server: RedisServer, redis_clock: Interposer
-) -> None:
-    async def scenario(service: LeaseService) -> None:
-        lease = await won(service, "k")
-        lease.keep_alive(TTL)
-        for number in range(1, 4):
-            redis_clock.clock(STEP * number)
-            while not int(server.command("EXISTS", service._key("k"))[1:]):  # type: ignore[attr-defined]
-                await asyncio.sleep(0.01)
-        answer = await service.acquire("k", "b", "host-b")
-        assert isinstance(answer, Wait)
-        assert answer.holder == "host-a"
-        assert await lease.release(), "it is not lost"
-
-    run(server, scenario)
-
-
-@pytest.mark.parametrize("offset", [STEP, -365 * 86400.0])
-def test_a_ready_is_told_however_redis_s_clock_is_set(
-    server: RedisServer, redis_clock: Interposer, offset: float
-) -> None:
-    async def scenario(service: LeaseService) -> None:
-        lease = await won(service, "k")
-        await lease.ready("m")
-        redis_clock.clock(offset)
-        other = leases(server)
-        assert await other.acquire("k", "b", "host-b") == Ready("m")
-        await other.close()
-
-    run(server, scenario)
 
 
 def test_agents_with_different_ttls_do_not_shorten_one_another_s_leases(server: RedisServer) -> None:

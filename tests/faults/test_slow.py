@@ -36,13 +36,6 @@ child.kill()
 child.wait()
 say("published", ok=publish(client, answer, "k"))
 """
-_PUBLISHES_NOTHING = """
-answer = claim(client, "k")
-if listen() and isinstance(answer, Lead):
-    home = home_of("k")
-    say("published", ok=client.publish(answer, key_of("k"), local.new_staging(home), home, 0.5, "no device"))
-listen()
-"""
 QUICKLY = {"stall_seconds": "1", "hedge": "0"}
 EARLY = {"stall_seconds": "0", "hedge": "2", "hedge_after": "1"}  # of a compile that is known to take half a second
 
@@ -240,23 +233,6 @@ def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_
     assert node.read("k") == "waiter 0's"
 
 
-def test_the_slow_compile_may_still_be_the_first(node: Node) -> None:
-    first, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
-    first.tell()
-    assert first.expect("published")["ok"]
-    third.expect("Ready")
-    hedge.tell()
-    assert hedge.expect("published")["ok"]
-    assert node.read("k") == "the leader's"
-
-
-def test_a_hedge_that_dies_is_followed_by_another_after_a_while(node: Node) -> None:
-    _, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
-    hedge.kill()
-    third.expect("Lead")
-    assert node.status()["hedges"] == 2
-
-
 def test_a_hedge_is_the_next_leader_when_the_leader_dies(node: Node) -> None:
     first, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
     first.kill()
@@ -265,16 +241,6 @@ def test_a_hedge_is_the_next_leader_when_the_leader_dies(node: Node) -> None:
     hedge.tell()
     assert hedge.expect("published")["ok"]
     third.expect("Ready")
-
-
-def test_a_hedge_that_could_not_publish_is_not_the_next_leader(node: Node) -> None:
-    """It has done what it could, and trains on: nobody would compile for those who wait."""
-    first, hedge, third = hedged(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
-    hedge.tell()
-    assert not hedge.expect("published")["ok"]
-    first.kill()
-    third.expect("Lead")
-    until(lambda: str(third.pid) in node.flight("k")["leader"])
 
 
 def test_a_profile_that_is_read_late_still_tells_what_is_slow(

@@ -181,24 +181,11 @@ def test_a_store_that_can_only_be_read_serves_artifacts_and_takes_none(
             assert len(log.splitlines()) == 2, log
 
 
-def test_agents_that_end_while_the_store_is_full_say_nothing_more(tmp_path: Path) -> None:
-    """They write their time lines and profiles then, which have no room either."""
-    with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
-        made.start()
-        made.add_ranks()
-        made.ask("before")
-        fill(store)
-        made.ask("during")
-        for rank in made.ranks:
-            assert rank.end() == 0
-        for node in made.nodes:
-            for pid in node.agent_pids():
-                end_agent(pid)
-        assert_told_once(made, "its file system is full: free space")
+def test_nodes_that_cannot_publish_do_not_wait_for_each_other_and_end_without_another_word(tmp_path: Path) -> None:
+    """Else a thousand nodes would compile a kernel one after another, since each has nothing to show to the next.
 
-
-def test_nodes_that_cannot_publish_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """Else a thousand nodes would compile a kernel one after another, since each has nothing to show to the next."""
+    Agents write their time lines and profiles as they end, which have no room either.
+    """
     with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
         made.start()
         made.add_ranks()
@@ -210,6 +197,12 @@ def test_nodes_that_cannot_publish_do_not_wait_for_each_other(tmp_path: Path) ->
         begun = [moment for t in told for moment in t["begun"]]
         assert len(begun) == NODES, "each node compiles once"
         assert max(begun) - min(begun) < 1.0, "one began when the other's second was over"
+        for rank in made.ranks:
+            assert rank.end() == 0
+        for node in made.nodes:
+            for pid in node.agent_pids():
+                end_agent(pid)
+        assert_told_once(made, "its file system is full: free space")
 
 
 # --- by the C library ---

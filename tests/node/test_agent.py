@@ -254,7 +254,7 @@ def test_a_child_cannot_claim_for_a_parent_that_has_ended(node: Node) -> None:
         """
         import ctypes
         from tests.support.agents import Wire
-        wire = Wire(client._settings.socket_path)
+        wire = Wire(Settings.from_environ().socket_path)
         wire.hello()
         child = ctypes.PyDLL(None).fork()
         if child:
@@ -430,7 +430,7 @@ def test_another_user_is_refused(node: Node) -> None:
         """
         import os
         from tests.support.agents import Wire
-        path = client._settings.socket_path
+        path = Settings.from_environ().socket_path
         os.setuid(65534)
         client.close()
         try:

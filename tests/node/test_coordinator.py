@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from kcoord.artifacts import local, verified
 from kcoord.artifacts.manifest import Origin
 from kcoord.backends.registry import compilers
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
-from kcoord.rank.client import AgentClient, Ready
+from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import BUSY, Busy, Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from tests.support.command import as_json
@@ -188,20 +186,6 @@ def test_what_a_rank_has_just_published_is_not_read_and_hashed_again(
     assert len(looks) == 1
 
 
-def vanishing(monkeypatch: pytest.MonkeyPatch, times: int, removed: Callable[[Path], object] = shutil.rmtree) -> None:
-    """What a claim was told is ready is gone before it is loaded, so many times for each process."""
-    claim, told = AgentClient.claim, Counter[int]()
-
-    def claimed(client: AgentClient, key: Any, home: Path, **how: Any) -> Any:
-        answer = claim(client, key, home, **how)
-        if isinstance(answer, Ready) and told[id(client)] < times:
-            told[id(client)] += 1
-            removed(home)
-        return answer
-
-    monkeypatch.setattr(AgentClient, "claim", claimed)
-
-
 def test_a_compile_that_needs_its_own_key_does_not_wait_for_itself(coordinator: Coordinator) -> None:
     def recursive(staging: Path) -> None:
         inner = coordinator.get_or_compile(key(), write(b"inner"), scope=TARGET)
@@ -324,18 +308,22 @@ def test_a_child_that_a_compile_function_forks_leaves_the_compile_to_its_parent_
     assert (counters["compiles"], counters["failures"], counters["alone"]) == (1, 0, 0)
 
 
-def test_an_agent_that_published_and_ended_before_it_could_say_so_cost_nothing(coordinator: Coordinator) -> None:
+def test_an_agent_that_published_and_ended_before_it_could_say_so_cost_nothing(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def publishes_and_dies(lead: Any, key: Any, staging: Path, home: Path, took: float, device: str) -> bool:
         local.publish_local(staging, home, key, took, Origin())
         lead.connection.close()
         return False
 
-    coordinator._client.publish = publishes_and_dies  # type: ignore[method-assign]
+    monkeypatch.setattr(AgentClient, "publish", lambda client, *given: publishes_and_dies(*given))
     artifact = coordinator.get_or_compile(key(), write(b"code"))
     assert (artifact.path / "kernel.bin").read_bytes() == b"code"
 
 
-def test_an_agent_that_wakes_late_finds_the_staged_files_out_of_its_reach(coordinator: Coordinator) -> None:
+def test_an_agent_that_wakes_late_finds_the_staged_files_out_of_its_reach(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Path] = []
 
     def sleeps(lead: Any, key: Any, staging: Path, home: Path, took: float, device: str) -> bool:
@@ -343,7 +331,7 @@ def test_an_agent_that_wakes_late_finds_the_staged_files_out_of_its_reach(coordi
         lead.connection.close()
         return False
 
-    coordinator._client.publish = sleeps  # type: ignore[method-assign]
+    monkeypatch.setattr(AgentClient, "publish", lambda client, *given: sleeps(*given))
     artifact = coordinator.get_or_compile(key(), write(b"code"))
     with pytest.raises((ArtifactInvalid, StoreError)):
         local.publish_local(given[0], artifact.path, artifact.key, 0.0, Origin())
@@ -362,7 +350,7 @@ def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
         lead.connection.close()
         return False
 
-    coordinator._client.publish = does_not_answer  # type: ignore[method-assign]
+    monkeypatch.setattr(AgentClient, "publish", lambda client, *given: does_not_answer(*given))
     monkeypatch.setattr(local, "publish_local", refuses)
     artifact = coordinator.get_or_compile(key(), write(b"code"))
     assert (artifact.path / "kernel.bin").read_bytes() == b"code"

@@ -13,7 +13,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Key, Trust, read_keys, split
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid, SettingsError, StoreError
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
@@ -130,24 +130,6 @@ print("cryptography" in sys.modules)
 """
     for given, imported in (({}, "False"), ({"KCOORD_SIGNING_KEY_FILE": str(pair[1])}, "True")):
         assert sandbox.run("-c", program, **given).stdout.strip() == imported
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("ed25519-public:AAAA", "32 bytes in hex"),
-        (f"ed25519-private:{A}", "32 bytes in hex"),
-        (f"{A}aa", "32 bytes in hex"),
-    ],
-)
-def test_a_malformed_key_is_a_settings_error(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"k {text}\n")
-    path.chmod(0o600)
-    with pytest.raises(SettingsError, match=f"line 1: .*{why}"):
-        trust_of(path)
-    with pytest.raises(SettingsError, match=why):
-        Trust.of(Settings.from_environ({}, signing_key=f"k:{text}"))
 
 
 # --- a node that verifies and cannot sign ---

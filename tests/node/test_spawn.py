@@ -198,7 +198,7 @@ def test_an_agent_of_another_user_is_not_trusted() -> None:
         impostor = node.rank(
             """
             import os, socket
-            path = str(client._settings.socket_path)
+            path = str(Settings.from_environ().socket_path)
             os.setuid(65534)
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)

@@ -258,7 +258,7 @@ class Node:
 
     def __init__(self, **flags: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))  # a socket's path is short
-        self._flags = {
+        self.flags = {
             "local_dir": str(self.directory),
             "idle_timeout": "60",
             "max_wait": "40",
@@ -272,10 +272,10 @@ class Node:
         self._log = (self.directory / "started.log").open("wb")
 
     def with_flags(self, **flags: str) -> Settings:
-        return Settings.from_environ({}, **{**self._flags, **flags})
+        return Settings.from_environ({}, **{**self.flags, **flags})
 
     def environ(self, **more: str) -> dict[str, str]:
-        return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
+        return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self.flags.items()}, **more}
 
     def start(
         self,

@@ -78,7 +78,7 @@ class RedisCluster:
         return found[0]
 
     def running(self) -> list[Node]:
-        return [node for node in self.nodes if node._process is not None and not node._paused]
+        return [node for node in self.nodes if node.runs and not node.is_paused]
 
     def until_well(self) -> None:
         """Wait until all nodes run, every slot has an owner that all agree on, and each replica has its master's data."""
@@ -87,7 +87,7 @@ class RedisCluster:
     def _is_well(self) -> bool:
         replicas = 0
         for node in self.nodes:
-            if node._process is None or "cluster_state:ok" not in node.says("INFO") or "fail" in node.says("NODES"):
+            if not node.runs or "cluster_state:ok" not in node.says("INFO") or "fail" in node.says("NODES"):
                 return False
             replicas += b"master_link_status:up" in node.command("INFO", "replication")
         return replicas == MASTERS
@@ -95,9 +95,9 @@ class RedisCluster:
     def revive(self) -> None:
         """Start or resume each node that does not run, with what it knew of the cluster."""
         for node in self.nodes:
-            if node._process is None:
+            if not node.runs:
                 node.start()
-            elif node._paused:
+            elif node.is_paused:
                 node.resume()
         self.until_well()
 

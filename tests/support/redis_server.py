@@ -14,9 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from kcoord.leases.redis import VERSION
 from tests.support.ports import reserve_port
 
 _READY_WITHIN = 20.0  # seconds
+
+
+def lease_name(digest: str, namespace: str = "default") -> str:
+    """The name of a lease in Redis."""
+    return f"kcoord:{namespace}:lease:{VERSION}:{digest}"
 
 
 def find_redis_server() -> str | None:
@@ -76,6 +82,15 @@ class RedisServer:
     def pid(self) -> int:
         assert self._process is not None, "the server is not running"
         return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """True between a start and a stop, also while it is paused."""
+        return self._process is not None
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
 
     def __enter__(self) -> RedisServer:
         try:

@@ -20,14 +20,13 @@ from typing import Any
 import psutil
 
 from kcoord.artifacts.store import Store
-from kcoord.leases.redis import VERSION
 from tests.cluster.k8s.conftest import AclServer
 from tests.cluster.k8s.manifests import checkout, objects, pods
 from tests.cluster.k8s.running import RunningPod
 from tests.support import hosts
 from tests.support.hosts import Host, Network
 from tests.support.living import those_within
-from tests.support.redis_server import find_redis_server
+from tests.support.redis_server import find_redis_server, lease_name
 from tests.support.sandbox import Sandbox, eventually, finish
 
 NODES, RANKS = 2, 4  # ranks of a node
@@ -173,7 +172,7 @@ class Cluster:
         user, password = self.secrets["redis-url"].removeprefix("redis://").partition("@")[0].split(":")
         with redis.Redis.from_url(self.redis.url, username=user, password=password) as client:
             digests = [manifest.key.digest for manifest in self.store.manifests()]
-            return [d for d in digests if (client.get(f"kcoord:default:lease:{VERSION}:{d}") or b"")[:1] == b"L"]
+            return [d for d in digests if (client.get(lease_name(d)) or b"")[:1] == b"L"]
 
     def processes(self) -> list[psutil.Process]:
         """What of the pods still runs."""
