@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, DiskThread
@@ -28,7 +27,6 @@ from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 
 _MOST_JOBS = 64
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
-_MOST_SHARED = 64  # files of a job on this node
 _LATELY = 60.0  # seconds before a job's first delivery; notices of that time may explain the job
 _ROOM_FOR_END = 4096  # bytes at the end of a full file
 
@@ -36,7 +34,7 @@ _ROOM_FOR_END = 4096  # bytes at the end of a full file
 @dataclass
 class _Line:
     """One job's file. `size`: bytes of it that are whole; `pending`: those that follow them, in memory. `dropped`: spans that are
-    in neither, and are not counted there yet. `shared`: by file of the job, the bytes of it that the store has.
+    in neither, and are not counted there yet.
     """
 
     pending: bytearray
@@ -44,7 +42,6 @@ class _Line:
     size: int = 0
     dropped: int = 0
     unshared: bool = False
-    shared: dict[Path, int] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
@@ -54,7 +51,7 @@ class _Line:
 class Timelines:
     """The spans of this agent's ranks. A loss harms no job: no method raises for a disk's or a client's sake.
 
-    Not guaranteed: that the count of spans that a full file lacks is there, unless the agent ends in order.
+    Not guaranteed of an agent that is killed: its last half minute in the store, and a count of spans that a full file lacks.
     """
 
     def __init__(self, store: Path | None, local_dir: Path, agent: str, notices: Notices) -> None:
@@ -196,18 +193,20 @@ class Timelines:
         for line in list(self._lines.values()):
             if line.unshared and self._store is not None:
                 line.unshared = False  # bytes that are saved meanwhile are for the next copy
-                if not await self._store_thread.run(functools.partial(self._copy, self._store, line)):
+                if not await self._store_thread.run(functools.partial(self._copy, self._store, line.path)):
                     line.unshared = True
 
-    def _copy(self, store: Path, line: _Line) -> bool:
-        """Copy this node's files of a job: this agent's, earlier agents', and those of processes without one. False: not now."""
-        directory = span_files.roots(store, self._local_dir)[1] / line.path.parent.name
+    def _copy(self, store: Path, path: Path) -> bool:
+        """Copy a file to the store. False: not now."""
+        there = span_files.roots(store, self._local_dir)[1] / path.parent.name
         try:
-            others = sorted(line.path.parent.glob(f"*{span_files.SUFFIX}"))
-            for path in [line.path, *(p for p in others if p != line.path)][:_MOST_SHARED]:
-                _copy_one(path, directory, store, line.shared)
+            with suppress(FileNotFoundError):  # somebody cleans this node's directory
+                content = path.read_bytes()
+                if not there.is_dir():
+                    make_below(there)
+                replace_file(there / path.name, content, store / LAYOUT / "staging", store)
         except OSError as caught:
-            error = store_error(caught, directory)
+            error = store_error(caught, there)
             self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))
             return False
         return True
@@ -217,23 +216,3 @@ def _append_events(line: _Line, events: list[span_files.AgentEvent]) -> None:
     for record in (event.record() for event in events):
         if len(record) <= line.room:
             line.pending += record
-
-
-def _copy_one(path: Path, there: Path, store: Path, shared: dict[Path, int]) -> None:
-    """Raises OSError."""
-    with suppress(FileNotFoundError):  # somebody cleans this directory
-        here = path.lstat()
-        if stat.S_ISREG(here.st_mode) and shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
-            if not there.is_dir():
-                make_below(there)
-            if _size(there / path.name) != here.st_size:
-                replace_file(there / path.name, path.read_bytes(), store / LAYOUT / "staging", store)
-            shared[path] = here.st_size
-
-
-def _size(path: Path) -> int:
-    """Size in bytes; -1 if there is no such file."""
-    try:
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return -1

@@ -216,20 +216,15 @@ def test_two_nodes_are_seen_from_a_third_that_mounts_the_store(sandbox: Sandbox)
     assert not list((sandbox.root / "store/v2/staging").iterdir())
 
 
-def test_what_a_killed_agent_had_written_stays_and_its_successor_takes_it_to_the_store(sandbox: Sandbox) -> None:
-    store = {"KCOORD_STORE": str(sandbox.root / "store")}
-    assert finish(rank(sandbox, 0, "1", **store)).returncode == 0
+def test_what_a_killed_agent_had_written_stays(sandbox: Sandbox) -> None:
+    assert finish(rank(sandbox, 0, "1")).returncode == 0
     eventually(lambda: said(timeline(sandbox), 0))
     (agent,) = sandbox.processes()
     agent.kill()
     agent.wait(20)
-    assert finish(rank(sandbox, 1, "2", **store)).returncode == 0
+    assert finish(rank(sandbox, 1, "2")).returncode == 0
     eventually(lambda: said(timeline(sandbox), 1))
-    assert len(list((sandbox.local / "traces/job").iterdir())) == 2
-    (agent,) = sandbox.processes()
-    agent.terminate()
-    agent.wait(20)
-    found = timeline(sandbox, "nowhere", "store")
+    found = timeline(sandbox)
     assert (said(found, 0), said(found, 1)) == ([("compile", "ok")], [("load", "ok"), ("compile", "ok")])
 
 
@@ -312,7 +307,7 @@ def test_bad_spans_in_a_delivery_are_counted_as_lost() -> None:
                 assert wire.ask({"op": "deliver", "spans": spans, "dropped": dropped})["op"] == "done"
             found = wire.ask({"op": "stats", "job": "j"})["figures"]
             assert (found["compiles"], found["dropped"]) == (1, 3 + 5000 + 1)
-        until(lambda: any(p.stat().st_size for p in node.directory.glob("traces/j/*.spans")))
+        until(lambda: any(span_reader.read(p).deliveries for p in node.directory.glob("traces/j/*.spans")))
         with pytest.raises(AssertionError):  # nothing else may come of it
             until(lambda: len(list(load_timeline(node.settings, "j").spans())) != 1, 0.2)
 
@@ -502,7 +497,7 @@ async def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path:
 
 
 async def share(store: Path, local: Path, notices: Notices | None = None) -> None:
-    """One agent's life: it keeps a span, and copies what this node has of the job."""
+    """One agent's life: it keeps a span, and copies its file."""
     timelines = Timelines(store, local, "z-agent", notices or Notices())
     timelines.add(WHO, line(0))
     await Chores(timelines.chores).drain(10)
@@ -514,32 +509,9 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-async def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(
-    tmp_path: Path, store: Path
-) -> None:
-    for n in range(100):
-        span_files.write_own(tmp_path / "local", "job", f"a-{n:03}", Process("n", n, 0), [span().to_wire()], 0)
+async def test_an_agents_file_goes_to_the_store(tmp_path: Path, store: Path) -> None:
     await share(store, tmp_path / "local")
     assert (store / "v2/traces/job/z-agent-1.spans").exists()
-
-
-async def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
-    span_files.write_own(tmp_path / "local", "job", "a", Process("n", 1, 0), [span().to_wire()], 0)
-    await share(store, tmp_path / "local")
-    there = store / "v2/traces/job/a.spans"
-    before = there.stat().st_ino
-    await share(store, tmp_path / "local")
-    assert there.stat().st_ino == before
-
-
-async def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, store: Path) -> None:
-    directory = tmp_path / "local/traces/job"
-    directory.mkdir(parents=True)
-    os.mkfifo(directory / "a.spans")  # to open it would wait for ever
-    (directory / "b.spans").symlink_to("/etc/passwd")
-    (directory / "c.spans").write_bytes(b"x" * (span_files.LARGEST_FILE + 1))
-    await share(store, tmp_path / "local")
-    assert [p.name for p in (store / "v2/traces/job").iterdir()] == ["z-agent-1.spans"]
 
 
 async def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
