@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,7 +26,6 @@ from kcoord.packs.recipe_files import forget_superfluous
 LARGEST_PACKED = 8 << 20  # bytes of one artifact; a larger one is a long read in any case
 ROOM = LARGEST_PACK - LARGEST_INDEX - (1 << 20)  # bytes of all objects of a pack
 USED_WITHIN = 10  # days; a job may run once a week
-_ABREAST = 16  # artifacts that are read at a time: an NFS server takes its time for a request, and has time for many
 _CHUNK = 1 << 20  # bytes: what an NFS client writes at once
 
 
@@ -112,21 +109,11 @@ def write_pack(
 
 def _fitting(store: Store, uses: Iterable[Use], largest: int, room: int) -> Iterator[tuple[Use, StoredObject | None]]:
     """Each use, with its object as long as there is room for it."""
-    left = deque({use.digest: use for use in uses}.values())
-    with ThreadPoolExecutor(_ABREAST, "store") as pool:
-        reads: deque[tuple[Use, Future[StoredObject | None]]] = deque()
-        while reads or left:
-            while left and len(reads) < _ABREAST and room > 0:
-                use = left.popleft()
-                reads.append((use, pool.submit(_packable, store, use.digest, largest)))
-            if not reads:
-                yield left.popleft(), None
-                continue
-            use, read = reads.popleft()
-            found = read.result()
-            if found is not None:
-                room -= found.size
-            yield use, found if room >= 0 else None
+    for use in {use.digest: use for use in uses}.values():
+        found = _packable(store, use.digest, largest) if room > 0 else None
+        if found is not None:
+            room -= found.size
+        yield use, found if room >= 0 else None
 
 
 def _packable(store: Store, digest: str, largest: int) -> StoredObject | None:
