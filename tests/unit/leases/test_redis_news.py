@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Lease, Ready, await_turn
+from kcoord.leases.base import Lease, Ready
 from kcoord.leases.redis import RedisLeases
 from kcoord.testing.leases import AT_ONCE, BOUND, some_key, waiting, won
 from tests.support.redis_server import RedisServer
@@ -107,27 +107,6 @@ async def test_a_connection_that_ends_is_followed_by_another_and_nothing_is_miss
         await lease.ready("m")
         assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
         assert time.monotonic() - began < 1.5, "it asked when the connection ended"
-
-
-async def test_agents_of_a_restarted_server_follow_it_again(redis_server: RedisServer) -> None:
-    async with _agents(redis_server, 3) as agents:
-        redis_server.restart()
-        key = some_key()
-
-        async def patiently(agent: RedisLeases) -> object:
-            while True:
-                try:
-                    return await await_turn(agent, key, f"{id(agent)}", "host")
-                except LeaseUnavailable:
-                    await asyncio.sleep(0.05)
-
-        waiters = [asyncio.create_task(patiently(agent)) for agent in agents]
-        (first, *_), _ = await asyncio.wait(waiters, timeout=BOUND, return_when=asyncio.FIRST_COMPLETED)
-        lease = first.result()
-        assert isinstance(lease, Lease)
-        await lease.ready("m")
-        answers = await asyncio.wait_for(asyncio.gather(*waiters), BOUND)
-        assert answers.count(Ready("m")) == 2
 
 
 _NONSENSE = [
