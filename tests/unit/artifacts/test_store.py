@@ -118,13 +118,6 @@ def test_an_artifact_is_one_file_which_the_umask_lets_others_read(opened: Store)
     assert opened.home(KEY.digest) == opened.root / "v2" / "objects" / KEY.digest[:2] / KEY.digest
 
 
-def test_what_is_not_there_is_a_miss(opened: Store) -> None:
-    assert opened.fetch(KEY.digest) is None
-    assert opened.fetch(KEY.digest, "0" * 64) is None
-    opened.home(KEY.digest).parent.mkdir(parents=True)
-    assert opened.fetch(KEY.digest) is None
-
-
 def test_the_same_files_make_the_same_payload() -> None:
     other = dict(reversed(FILES.items()))
     assert payload_of(manifest_of(), FILES) == payload_of(manifest_of(host="other"), other)

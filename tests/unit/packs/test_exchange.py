@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -499,22 +498,3 @@ def test_a_node_whose_copies_cannot_be_listed_is_not_said_to_hold_none(
     done = kcoord(*command.split(), "--local-dir", str(tmp_path / "local"))
     assert (done.returncode, done.stdout) == (1, "")
     assert "part of its path is a file" in done.stderr
-
-
-def test_a_bundle_is_a_file_of_a_tar_that_is_an_image_layer(tmp_path: Path) -> None:
-    """As far as the bytes go: the layer of docs/bundles.md is a plain tar, and the same bundle makes the same layer."""
-    store = filled(tmp_path / "here", OURS)
-    (tmp_path / "out").mkdir()
-    layers = []
-    for number in range(2):
-        exported(store, tmp_path / "out" / "kernels.kcb")
-        layer = tmp_path / f"layer{number}.tar"
-        command = ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=0644"]
-        subprocess.run([*command, "-C", str(tmp_path / "out"), "-cf", str(layer), "kernels.kcb"], check=True)
-        layers.append(layer.read_bytes())
-    assert layers[0] == layers[1]
-    with tarfile.open(layer) as tar:
-        assert tar.getnames() == ["kernels.kcb"]
-    (tmp_path / "image").mkdir()
-    subprocess.run(["tar", "-C", str(tmp_path / "image"), "-xf", str(layer)], check=True)
-    assert imported(tmp_path / "image" / "kernels.kcb", opened(tmp_path / "there", OURS)) == (4, 0)

@@ -34,13 +34,13 @@ from kcoord.packs.recipe_files import (
     profile_names,
     save_part,
 )
-from kcoord.protocol import endpoint, frames
+from kcoord.protocol import frames
 from kcoord.rank.coordinator import Coordinator
 from kcoord.replay.profile_access import readable
 from kcoord.retention.tidying import tidy_parts
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import Node, end_agent, in_thread, until
+from tests.support.agents import Node, in_thread, until
 from tests.support.artifacts import DAY, older
 from tests.support.cluster import start_agent
 from tests.support.profiles import recipe
@@ -380,22 +380,6 @@ def test_what_the_ranks_record_is_one_part_in_the_store(node: Node) -> None:
     assert not (node.directory / "profiles").exists()
 
 
-def test_what_a_rank_delivered_outlives_it(node: Node) -> None:
-    rank = node.rank(_RECORD.format(numbers=[1, 2]))
-    rank.expect("delivered")
-    rank.kill()
-    until(lambda: numbers(node.settings) == {1, 2})
-
-
-def test_an_agent_writes_what_is_left_before_it_ends(node: Node) -> None:
-    record(node, 1)
-    until(lambda: numbers(node.settings) == {1})
-    record(node, 2, 3)
-    end_agent(node.agent_pids()[0])
-    assert numbers(node.settings) == {1, 2, 3}
-    assert len(parts_of(node)) == 1, "an agent replaces its own earlier part"
-
-
 def test_two_agents_write_one_profile(node: Node) -> None:
     with Node(store=str(node.settings.store), profile="p") as other:
         other.start()
@@ -568,31 +552,3 @@ def test_threads_that_record_at_once_lose_nothing(alone: Coordinator) -> None:
         thread.join()
     alone.close()
     assert numbers(alone.settings) == set(range(300))
-
-
-def test_an_agent_of_before_profiles_breaks_nothing(node: Node) -> None:
-    """It refuses a request that it does not know, and closes."""
-    until(node.agent_pids)
-    end_agent(node.agent_pids()[0])
-    asked: list[str] = []
-
-    def serve() -> None:
-        for _ in range(2):  # a client asks twice: the first connection may have been an old one
-            with contextlib.suppress(OSError):
-                connection, _ = listener.accept()
-                with connection, connection.makefile("rwb") as file:
-                    for reply in ({"op": "welcome"}, {"op": "refused", "why": "there is no request 'record'"}):
-                        length = frames.frame_length(file.read(frames.HEADER_BYTES))
-                        asked.append(frames.decode_body(file.read(length))["op"])
-                        file.write(frames.encode_frame(reply))
-                        file.flush()
-
-    with endpoint.bind(node.path) as listener:
-        listener.setblocking(True)
-        listener.settimeout(5)
-        server = threading.Thread(target=serve)
-        server.start()
-        record(node, 1)
-        server.join()
-    assert asked == 2 * ["hello", "record"]
-    assert numbers(replace(node.settings, store=None)) == {1}

@@ -14,7 +14,6 @@ import msgpack
 import pytest
 
 from kcoord.agent.chores import retention
-from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.retention import Holdings, LocalRetention, StoreRetention
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.packs import UsedArtifacts
@@ -29,7 +28,6 @@ from kcoord.packs.exchange import export
 from kcoord.packs.pack import Pack, look_at_pack
 from kcoord.packs.pack_files import pack_name, packs_of
 from kcoord.rank.client import Ready
-from kcoord.retention import tidying
 from kcoord.retention.limits import Collected, Entry, Limits, choose
 from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pins import kept_by_pins, pin, pinned_profiles, unpin
@@ -191,21 +189,6 @@ def test_what_is_removed_is_deleted_after_its_grace_period(store: Store) -> None
     assert not trashed.exists()
 
 
-def test_the_same_artifact_is_published_again_beside_the_trash(store: Store) -> None:
-    digest = publish(store, "k")
-    for _ in range(2):
-        assert names(run(store, max_size=0)) == [digest]
-        assert publish(store, "k") == digest
-    assert there(store, digest) == [True]
-    assert len(list((store.root / "v2" / "trash").iterdir())) == 2
-
-
-def test_what_is_younger_than_the_least_age_stays(store: Store) -> None:
-    digest = publish(store, "k", 600)
-    assert run(store, max_size=0, least_age=3600).removed == []
-    assert names(run(store, max_size=0, least_age=300)) == [digest]
-
-
 def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "v2" / "objects" / "ab" / ("ab" * 32)).mkdir(parents=True)
     with pytest.raises(StoreError, match="there is no store here"):
@@ -265,38 +248,6 @@ def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:
     publish(store, "k")
     assert len(run(store, max_size=0).removed) == 1
     assert all(path.exists() for path in odd)
-
-
-def test_another_pass_that_was_faster_is_no_fault(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = [publish(store, f"k{n}") for n in range(5)]
-    take = Trash.take
-
-    def both(trash: Trash, path: Path) -> Path | None:
-        assert take(trash, path) is not None, "the other pass"
-        return take(trash, path)
-
-    monkeypatch.setattr(Trash, "take", both)
-    assert run(store, max_size=0).removed == []
-    assert not any(there(store, *digests))
-    assert len(list((store.root / "v2" / "trash").iterdir())) == 5
-
-
-def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traces, digest = store.root / "v2" / "traces", publish(store, "k")
-    for n in range(3):
-        (traces / f"job{n}").mkdir(parents=True)
-    listed = tidying._times
-
-    def outrun(directory: Path, root: Path) -> list[tuple[Path, float]]:
-        found = listed(directory, root)
-        if directory == traces:
-            (traces / "job1").rmdir()  # the other pass
-        return found
-
-    monkeypatch.setattr(tidying, "_times", outrun)
-    assert names(run(store, max_size=0)) == [digest]
 
 
 def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path: Path) -> None:
@@ -548,17 +499,6 @@ def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store)
         until(lambda: not list((store.root / "v2" / "leases").glob("*/gc*.lease")))  # between two passes
 
 
-@pytest.mark.parametrize("bound", [{"store_max_files": "4"}, {"store_unused_for": "84h"}])
-def test_an_agent_keeps_the_bound_of_files_and_removes_what_is_unused(store: Store, bound: dict[str, str]) -> None:
-    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(10)]
-    used(store, 1.0, digests[0])
-    with Node(store=str(store.root), **bound) as node:
-        start_agent(node, _SOON)
-        until(lambda: not any(there(store, *digests[1:7])))
-        until(lambda: sum(there(store, *digests)) == 4)
-        assert there(store, digests[0], *digests[7:]) == [True] * 4
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [
@@ -589,36 +529,6 @@ def test_an_agent_with_metrics_counts_and_shows_it_until_others_have_made_their_
         assert gauges == {f"kcoord_store_{name}": value for name, value in shown.items()}
         retention._holdings = Holdings(1, 4096, 1, at - 3 * 3600)
         assert retention.gauges() == {}
-
-
-def test_metrics_are_read_while_a_pass_over_the_node_ends(
-    store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
-    monkeypatch.setattr(retention, "LOCAL_FIRST", 0.0)
-
-    class Slow(Holdings):
-        """Whose reader is held up until the pass has ended."""
-
-        @property
-        def artifacts(self) -> int:  # type: ignore[override]
-            on_node._thread._pool.submit(lambda: None).result(timeout=60)
-            return 7
-
-    async def scenario() -> None:
-        on_node._holdings = object.__new__(Slow)
-        for name in ("size", "files", "at"):
-            object.__setattr__(on_node._holdings, name, 0)
-        chores = Chores(on_node.chores)
-        chores.pulse()
-        await asyncio.sleep(0)  # the pass is under way
-        assert on_node.gauges()["kcoord_local_artifacts"] == 7.0
-        await on_node.chores[0].settled()
-        assert on_node.gauges()["kcoord_local_artifacts"] == 0.0
-        await chores.drain(60)
-
-    on_node = LocalRetention(local_dir, 1 << 30, store.root, Notices())
-    asyncio.run(scenario())
 
 
 def test_the_users_cache_directory_alone_has_a_bound_that_nobody_set(
