@@ -140,11 +140,6 @@ class CacheKey:
         return cls(wire["backend"], wire["name"], factors, tuple(Factor.from_wire(f) for f in wire["details"]))
 
 
-def digest_of(backend: str, name: str, /, **factors: Any) -> str:
-    """The digest of `CacheKey.of`, without the texts that explain a key. Raises `KeyFactorError`."""
-    return _digest(backend, name, [[n, _factor_digest(n, v)] for n, v in sorted(factors.items())])
-
-
 def _digest(backend: str, name: str, factors: list[list[str]]) -> str:
     """Of ``encode([backend, name, factors])``, written out: each request makes one."""
     pairs = [_put(b"l", _put_text(factor) + _put_text(digest)) for factor, digest in factors]

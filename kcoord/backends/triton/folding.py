@@ -23,13 +23,11 @@ from kcoord.backends.triton.inputs import (
     surroundings,
     watch_kernels,
 )  # fmt: skip
-from kcoord.keys.cache_key import digest_of
 from kcoord.keys.function.lookup import wrapped_by
 from kcoord.keys.packages import Owner, module_of, owner_of
 
 _TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
 """Types of constants that their text identifies, so that nothing about them need be looked up."""
-_KINDS = {kind: (kind.__qualname__, "NoneType") for kind in _TEXTS - {str}}
 _stock_names: dict[str, str] = {}
 """The directory that Triton's own hash of a source names, by the one that the folded hash names."""
 
@@ -74,26 +72,15 @@ def _suffix(source: Any) -> tuple[str, tuple[Inputs, ...]]:
     passed = list(_with_content(source.constants.values()))
     inputs = tuple(map(inputs_of, (function, *passed)))
     watch_kernels(function, passed)
-    types_of = tuple((str(path), _type(constant)) for path, constant in source.constants.items())
-    return _suffix_of(source.name, tuple(each.key.digest for each in inputs), types_of), inputs
-
-
-@functools.lru_cache(maxsize=1024)
-def _suffix_of(name: str, inputs: tuple[str, ...], types_of: tuple[tuple[str, Any], ...]) -> str:
-    types_by_path = {path: _listed(kinds) for path, kinds in types_of}
-    return digest_of("triton", name, inputs=list(inputs), types=types_by_path)
-
-
-def _listed(kinds: Any) -> Any:
-    return [_listed(each) for each in kinds] if isinstance(kinds, tuple) else kinds
+    types = sorted((str(path), _type(constant)) for path, constant in source.constants.items())
+    told = source.name, [each.key.digest for each in inputs], types
+    return hashlib.sha256(repr(told).encode()).hexdigest(), inputs
 
 
 def _type(constant: Any) -> Any:
     """The constant's type, and a string's text. Triton's key joins the texts of constants: ``1`` and ``"1"`` are equal there, and
     so are "a-b", "c" and "a", "b-c".
     """
-    if (known := _KINDS.get(type(constant))) is not None:
-        return known
     if isinstance(constant, (tuple, list)):
         return tuple(map(_type, constant))
     if isinstance(constant, str):
