@@ -28,23 +28,13 @@ from kcoord.rank.compilation import Compilation
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
 
-class _Depth(threading.local):
-    """Depth of wrapped compiles in the current thread; one compile may start another."""
-
-    value = 0
-
-
-_depth = _Depth()
-
-
 @dataclass
 class _Pending:
-    """A compilation that its thread has not published yet. `frame` asked for it, `depth` wrapped compiles deep."""
+    """A compilation that its thread has not published yet. `frame` asked for it."""
 
     compilation: Compilation
     frame: FrameType
     thread: int = field(default_factory=threading.get_ident)
-    depth: int = field(default_factory=lambda: _depth.value)
 
 
 _pending: dict[int, _Pending] = {}
@@ -97,7 +87,7 @@ def _watch() -> None:
 def _fail_abandoned() -> None:
     """Fail every compilation whose asking frame has left its thread's stack."""
     with _pending_lock:
-        waiting = [p for p in _pending.values() if p.depth == 0]  # `wrap` ends the others, with the exception
+        waiting = list(_pending.values())
     stacks = sys._current_frames()
     for pending in waiting:
         if not _is_on(pending.frame, stacks.get(pending.thread)):
@@ -119,11 +109,11 @@ def _is_on(frame: FrameType, top: FrameType | None) -> bool:
     return False
 
 
-def _failed(depth: int, error: BaseException) -> None:
+def _failed(before: set[int], error: BaseException) -> None:
     """A wrapped compile of this thread raised: end the compilations that it began and did not publish."""
     thread = threading.get_ident()
     with _pending_lock:
-        mine = [p for p in list(_pending.values()) if p.thread == thread and p.depth >= depth]
+        mine = [p for number, p in _pending.items() if p.thread == thread and number not in before]
         for pending in mine:
             _pending.pop(id(pending.compilation), None)
     for pending in mine:
@@ -135,13 +125,12 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
-        _depth.value += 1
+        with _pending_lock:
+            before = set(_pending)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            _failed(_depth.value, error)
+            _failed(before, error)
             raise
-        finally:
-            _depth.value -= 1
 
     return compile
