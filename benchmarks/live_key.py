@@ -47,17 +47,23 @@ subject.make_driver()
 launch = lambda: subject.kernel.run(*tensors, 128, 3, BLOCK=128, FACTOR=2, grid=(1,), warmup=WARMUP)
 WARMUP = True
 launch()
-if "plain" in sys.argv:
-    kernels = subject.kernel.device_caches
-    subject.kernel.device_caches = defaultdict(kernels.default_factory, kernels)
-found |= best({"run": launch}, 2000, 60)
+kernels = subject.kernel.device_caches
+plain = defaultdict(kernels.default_factory, kernels)
+
+def both(name, function, number, rounds):
+    """As `best`, with kernels that kcoord watches and with those of Triton alone."""
+    times = {"watched": [], "plain": []}
+    for _ in range(rounds):
+        for mode, caches in (("watched", kernels), ("plain", plain)):
+            subject.kernel.device_caches = caches
+            times[mode].append(timeit.timeit(function, number=number) / number)
+            torch.cuda.is_available() and torch.cuda.synchronize()
+    return {f"{mode} {name}": min(t) * 1e6 for mode, t in times.items()}
+
+found |= both("run", launch, 2000, 60)
 if torch.cuda.is_available():
     WARMUP = False
-    def many():
-        for _ in range(100):
-            launch()
-    found["launch"] = best({"launch": many}, 1, 100)["launch"] / 100
-    torch.cuda.synchronize()
+    found |= both("launch", launch, 100, 200)
 print(json.dumps(found))
 '''
 
@@ -66,17 +72,12 @@ def run() -> Result:
     result = Result("The live key of a call", ["what", "µs", "ratio"])
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         environment = {**os.environ, "KCOORD_LOCAL_DIR": directory, "KCOORD_IDLE_TIMEOUT": "2"}
-        runs: dict[str, list[dict[str, float]]] = {"watched": [], "plain": []}
-        for _ in range(_PROCESSES):
-            for mode, found in runs.items():
-                found.append(_once(environment, mode))
-    medians = {
-        f"{mode} {name}": statistics.median(r[name] for r in found) for mode, found in runs.items() for name in found[0]
-    }
+        runs = [_once(environment) for _ in range(_PROCESSES)]
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     rows = [
-        ("a look-up in a dictionary", "watched dict", "watched dict"),
-        ("kcoord: live key of a call, nothing changed", "watched key", "watched dict"),
-        ("kcoord: the first call's key", "watched first", "watched key"),
+        ("a look-up in a dictionary", "dict", "dict"),
+        ("kcoord: live key of a call, nothing changed", "key", "dict"),
+        ("kcoord: the first call's key", "first", "key"),
         ("Triton: JITFunction.run up to the launch", "plain run", "plain run"),
         ("the same, watched by kcoord", "watched run", "plain run"),
         ("Triton: JITFunction.run with the launch", "plain launch", "plain launch"),
@@ -86,14 +87,16 @@ def run() -> Result:
         if name in medians:
             ratio = medians[name] / medians[reference]
             result.rows.append([title, f"{medians[name]:.2f}", f"{ratio:.3f}" if ratio < 2 else f"{ratio:.0f}"])
-    result.notes.append(f"medians of {_PROCESSES} processes of each kind, in turn; in each the fastest of many rounds")
+    result.notes.append(
+        f"medians of {_PROCESSES} processes; in each the fastest of many rounds, with and without kcoord in turn"
+    )
     result.notes.append("ratios: to the dictionary, to the warm key, and to Triton without kcoord")
     result.notes.append("6 tensors and a scalar; the function reads 10 globals, the kernel 2 values and a helper")
     return result
 
 
-def _once(environment: dict[str, str], mode: str) -> dict[str, float]:
-    command = [sys.executable, "-c", _PROGRAM, mode]
+def _once(environment: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         raise RuntimeError(done.stderr)
