@@ -13,6 +13,8 @@ import click
 from kcoord.cli.options import ALL, environ_with, no_agent, running_agent, settings_flags
 from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
+from kcoord.ownership import make_directory
+from kcoord.protocol import endpoint
 from kcoord.protocol.endpoint import await_agent, why_silent
 from kcoord.settings import Settings
 from kcoord.telemetry.events import log_to_stderr
@@ -82,7 +84,7 @@ def _await(flags: dict[str, str | None], within: int) -> None:
 
 def _prefetch(flags: dict[str, str | None], sidecar: bool) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
-    from kcoord.backends.registry import place_of
+    from kcoord.backends.registry import place_of  # heavy, as below
     from kcoord.packs.prefetch import prefetch
 
     def log(line: str) -> None:
@@ -113,12 +115,10 @@ def _end_at_once_on(*numbers: signal.Signals) -> None:
 
 def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: bool = True) -> None:
     """Never returns, but may raise. Without `opens_store` the agent opens the store later, and tries again if that fails."""
-    import asyncio
+    import asyncio  # as the others, heavy: a probe needs none of them
 
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
-    from kcoord.ownership import make_directory
-    from kcoord.protocol import endpoint
     from kcoord_launch.checks import check_directories
 
     log_to_stderr("%(asctime)s %(message)s")
