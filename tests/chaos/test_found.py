@@ -15,12 +15,11 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid
-from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
-from tests.support import forked, interpose
+from tests.support import interpose
 from tests.support.agents import Node, key_of, until, watching
 from tests.support.interpose import Interposer
 
@@ -103,23 +102,3 @@ def test_an_agent_that_ends_lets_its_clients_go_before_it_waits_for_a_slow_store
         log = (node.directory / "started.log").read_text()
         assert "Traceback" not in log, log
         assert "report it" not in log, log
-
-
-def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = spawn.start_process
-    started: list[int] = []
-
-    def start_and_kill_the_first(*arguments: Any) -> Any:
-        process = start(*arguments)
-        if not started:
-            process.kill()
-        started.append(process.pid)
-        return process
-
-    monkeypatch.setattr(forked, "enabled", False)  # a forked one has started before it is killed
-    monkeypatch.setattr(spawn, "start_process", start_and_kill_the_first)
-    with Node() as node:
-        client = node.client()
-        lead = node.lead(client, "k1")
-        assert node.publish(client, lead, "k1")
-        assert len(started) == 2

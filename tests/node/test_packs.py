@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
 from kcoord.packs.pack import look_at_pack
-from kcoord.packs.pack_files import pack_name, packs_directory, packs_of
+from kcoord.packs.pack_files import packs_directory, packs_of
 from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import AgentClient, Answer, Lead, Ready
 from tests.support.agents import Node, end_agent, key_of, recipe_of, stage, until
@@ -28,7 +27,7 @@ from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
 from tests.support.packs import pack, packed_in
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
-from tests.support.signing import OURS, THEIRS, opened
+from tests.support.signing import opened
 
 NAMES = [f"k{n}" for n in range(12)]
 HANGS = 3600.0
@@ -141,22 +140,6 @@ def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
     assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
 
 
-def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    (before,) = packs_of(store.root, "job")
-    for new in (["a"], ["a", "b", "c"]):
-        for name in new:
-            publish(store, name)
-        with job(store.root) as node:
-            agent = node.start()
-            assert_loads(node, NAMES, "pack")
-            assert_loads(node, new, "store")
-            end_agent(agent.pid)
-        (after,) = packs_of(store.root, "job")
-        assert (after == before) == (new == ["a"])
-    assert packed_in(store, after) == {key_of(name).digest for name in [*NAMES, "a", "b", "c"]}
-
-
 def test_nodes_of_different_stages_have_one_pack(tmp_path: Path) -> None:
     store = filled(tmp_path / "store", packed=False)
     stages = NAMES, [f"other {name}" for name in NAMES]
@@ -171,29 +154,6 @@ def test_nodes_of_different_stages_have_one_pack(tmp_path: Path) -> None:
     with job(store.root) as node:
         node.start()
         assert_loads(node, [*stages[0], *stages[1]], "pack")
-
-
-def test_nodes_that_end_at_once_leave_one_pack_and_nothing_else(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store", packed=False)
-    with job(store.root) as one, job(store.root) as two:
-        agents = [node.start() for node in (one, two)]
-        for node in (one, two):
-            assert_loads(node, NAMES, "store")
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            assert agent.wait(60) == 0
-    (path,) = packs_of(store.root, "job")
-    assert len(packed_in(store, path)) == len(NAMES)
-    assert list((store.root / "v2" / "staging").iterdir()) == []
-
-
-@pytest.mark.parametrize("flags", [{"profile": "off"}, {"profile": "another"}])
-def test_a_job_without_a_profile_or_with_another_one_uses_no_pack(tmp_path: Path, flags: dict[str, str]) -> None:
-    store = filled(tmp_path / "store")
-    with Node(store=str(store.root), **flags) as node:
-        node.start()
-        assert_loads(node, NAMES[:2], "store")
 
 
 def test_a_job_that_tells_its_agent_the_profile_later_uses_the_pack_too(tmp_path: Path) -> None:
@@ -258,31 +218,10 @@ def test_a_node_that_has_the_kernels_already_reads_the_pack_only_if_a_rank_asks(
 # --- faults ---
 
 
-def test_a_damaged_pack_costs_the_look_ups_of_what_is_damaged_and_one_line(tmp_path: Path) -> None:
+def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path) -> None:
+    """Other damage, and other signatures: `tests/unit/packs/test_pack.py`."""
     store = filled(tmp_path / "store")
-    (path,) = packs_of(store.root, "job")
-    content = bytearray(path.read_bytes())
-    for place in range(100, len(content) // 2, 150):
-        content[place] ^= 1
-    path.write_bytes(content)
-    with job(store.root) as node:
-        node.start()
-        client, sources = node.client(), []
-        for name in NAMES:
-            answer = claim(node, client, name)
-            assert isinstance(answer, Ready)
-            sources.append(answer.source)
-            found = local.open_artifact(home_of(node, name), key_of(name).digest)
-            assert found is not None
-            assert (found.path / "k").read_bytes() == name.encode()
-        assert set(sources) == {"pack", "store"}
-        assert log_of(node).count("it is looked up") == 1
-
-
-@pytest.mark.parametrize("damage", [b"", b"kcoord-pack-1\n", b"kcoord-pack-1\nx" + bytes(7) + b"\x01"])
-def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path, damage: bytes) -> None:
-    store = filled(tmp_path / "store")
-    packs_of(store.root, "job")[0].write_bytes(damage)
+    packs_of(store.root, "job")[0].write_bytes(b"kcoord-pack-1\nx" + bytes(7) + b"\x01")
     with job(store.root) as node:
         agent = node.start()
         assert_loads(node, NAMES, "store")
@@ -322,28 +261,6 @@ def test_a_kernel_for_which_the_node_has_no_place_is_compiled_whatever_the_pack_
         assert_loads(node, ["k1"], "pack")
 
 
-def test_where_signatures_are_required_a_foreign_pack_is_refused_and_our_artifacts_are_looked_up(
-    tmp_path: Path,
-) -> None:
-    store = filled(tmp_path / "store", OURS, packed=False)
-    theirs = filled(tmp_path / "theirs", THEIRS)
-    shutil.copytree(theirs.root / "v2" / "packs", store.root / "v2" / "packs")
-    (path,) = packs_of(store.root, "job")
-    path.rename(path.with_name(pack_name(1, "0" * 64, "main")))  # it claims to be ours
-    with job(store.root, signing_key=OURS) as node:
-        node.start()
-        assert_loads(node, NAMES, "store")
-        assert log_of(node).count("'other'") == 1
-
-
-def test_a_signed_pack_serves_where_signatures_are_required(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store", OURS)
-    lose_objects(store)
-    with job(store.root, signing_key=OURS) as node:
-        node.start()
-        assert_loads(node, NAMES, "pack")
-
-
 @pytest.mark.serial
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_a_pack_that_hangs_keeps_claims_waiting_for_a_second_in_all(
@@ -374,13 +291,3 @@ def test_the_pack_of_a_store_that_opens_late_is_read_then(tmp_path: Path, interp
         assert late.hits
         client = node.client()
         assert [claim(node, client, name) for name in NAMES][-1] == Ready("pack")
-
-
-def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    (path,) = packs_of(store.root, "job")
-    os.truncate(path, 200 << 20)  # a hole: with what follows it more than this disk
-    with job(store.root) as node:
-        start_agent(node, "import kcoord.packs.pack as pack\npack.has_room = lambda *_: False\n")
-        assert_loads(node, NAMES, "store")
-        assert "too little room" in log_of(node)

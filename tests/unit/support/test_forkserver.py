@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support import hosts
-from tests.support.forkserver import ForkClient, Forked, ForkServer
+from tests.support.forkserver import ForkServer
 from tests.support.waiting import eventually
 
 ENDS = {
@@ -133,11 +132,6 @@ print(os.getppid(), other.communicate(60)[0])
 """
 
 
-def test_a_process_may_ask_the_server_for_another_one(server: ForkServer, tmp_path: Path) -> None:
-    own, other = server.start(["-c", ASKS, server.address], os.environ, tmp_path).communicate(60)[0].split()
-    assert own == other, "the server has started both"
-
-
 _WHY_NOT = hosts.why_not()
 
 
@@ -151,32 +145,6 @@ def test_a_process_is_in_the_network_and_the_mounts_of_who_asks_for_it(server: F
     alone = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", mounts]
     found = subprocess.check_output(alone, text=True, cwd=tmp_path, timeout=60)
     assert found.split()[1:] == ["lo", "['here']"]
-
-
-def test_a_server_that_has_ended_starts_nothing(tmp_path: Path) -> None:
-    server = ForkServer([], os.environ)
-    server.close()
-    with pytest.raises(OSError):
-        ForkClient(server.address, os.environ).start(["-c", "pass"], os.environ, tmp_path)
-
-
-def test_two_threads_may_wait_for_a_process(server: ForkServer, tmp_path: Path) -> None:
-    process = server.start(["-c", "import time; time.sleep(600)"], os.environ, tmp_path)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(process.wait) for _ in range(2)]
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.1)
-        process.kill()
-        assert [each.result(60) for each in waiting] == [-signal.SIGKILL] * 2
-    process.communicate()
-
-
-def test_what_runs_ends_with_the_server(tmp_path: Path) -> None:
-    server = ForkServer([], os.environ)
-    process: Forked = server.start(["-c", "import time; time.sleep(600)"], os.environ, tmp_path)
-    server.close()
-    assert process.wait(60) == -signal.SIGKILL
-    process.communicate()
 
 
 def test_what_runs_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
@@ -197,15 +165,3 @@ def test_a_server_outlives_an_interrupt_and_processes_of_its_modules(tmp_path: P
         assert process.communicate(60) == ("here\n", "")
         os.kill(server._server.pid, signal.SIGINT)
     server.close()
-
-
-def test_a_module_that_cannot_be_imported_fails_the_first_start(tmp_path: Path) -> None:
-    server = ForkServer(["no_such_module"], os.environ)
-    with pytest.raises((RuntimeError, OSError)):
-        server.start(["-c", "pass"], os.environ, tmp_path)
-    server.close()
-
-
-def test_a_process_with_another_hash_seed_needs_an_interpreter_of_its_own(server: ForkServer) -> None:
-    assert server.serves(os.environ)
-    assert not server.serves({**os.environ, "PYTHONHASHSEED": "7"})
