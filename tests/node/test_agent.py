@@ -26,11 +26,9 @@ from kcoord.protocol import endpoint, messages
 from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
-from tests.support.agents import Node, Rank, hits, in_thread, key_of, recipe_of, stage, until, watching
+from tests.support.agents import SOON, Node, Rank, hits, in_thread, key_of, recipe_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
-
-BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
 LEADER = """
 lead = claim(client, "k")
@@ -162,16 +160,13 @@ def test_the_next_rank_leads_when_the_leader_forgets_its_lead_and_lives_on(node:
     waiter.expect("Lead")
 
 
-@pytest.mark.serial
 def test_a_failure_is_told_to_all_at_once(node: Node) -> None:
     client = node.client()
     lead = node.lead(client, "k")
     others = [node.claiming(node.client(), "k") for _ in range(4)]
     node.until_waiting("k", 4)
     client.fail(lead, key_of("k"), "out of registers")
-    start = time.monotonic()
     answers = [other.result(20) for other in others]
-    assert time.monotonic() - start < BOUND
     assert all(isinstance(a, Failed) and a.log == "out of registers" and str(os.getpid()) in a.where for a in answers)
     assert isinstance(node.claim(client, "k"), Failed), "and is remembered for a while"
 
@@ -231,7 +226,6 @@ def test_a_publish_of_nothing_is_refused(node: Node) -> None:
     assert any("wrote no file" in line for line in node.status()["notices"])
 
 
-@pytest.mark.serial
 def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(node: Node) -> None:
     client = node.client()
     lead = node.lead(client, "k")
@@ -239,12 +233,10 @@ def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(nod
     node.until_waiting("k", 1)
     staging = stage(node.home("k"))
     (staging / os.fsdecode(b"name\xff")).write_text("a name that is no UTF-8")
-    start = time.monotonic()
     client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, "")
     answer = waiting.result(20)
     assert isinstance(answer, Alone)
     assert "could not publish it" in answer.why
-    assert time.monotonic() - start < BOUND
     assert node.status()["flights"] == []
 
 
@@ -278,7 +270,6 @@ def test_a_child_cannot_claim_for_a_parent_that_has_ended(node: Node) -> None:
 # Agents that do not make it.
 
 
-@pytest.mark.serial
 def test_a_killed_agent_is_replaced_and_takes_the_leader_s_work() -> None:
     with Node() as node:
         agent = node.start()
@@ -287,12 +278,10 @@ def test_a_killed_agent_is_replaced_and_takes_the_leader_s_work() -> None:
         clients = [node.client() for _ in range(3)]
         waiting = {client: node.claiming(client, "k") for client in clients}
         node.until_waiting("k", 3)
-        killed = time.monotonic()
         agent.kill()
         agent.wait()
         first = next(iter(wait(waiting.values(), 20, "FIRST_COMPLETED").done)).result()
         assert isinstance(first, Lead), "of those that asked the new agent, one leads"
-        assert time.monotonic() - killed < 10
         node.until_waiting("k", 2)
         leader.tell()
         leader.expect("done")
@@ -545,7 +534,7 @@ def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_com
         for _ in range(3):
             assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
         assert agent.status()["flights"] == []
-        patience = time.monotonic() + BOUND
+        patience = time.monotonic() + SOON
         while leases._watchers:
             assert time.monotonic() < patience, "it is still subscribed"
             await asyncio.sleep(0.01)
@@ -583,7 +572,7 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
         assert await asyncio.to_thread(node.publish, client, lead, "k")
         start = time.monotonic()
         while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease):
-            assert time.monotonic() < start + BOUND, "it is renewed for ever"
+            assert time.monotonic() < start + SOON, "it is renewed for ever"
             await asyncio.sleep(0.01)
         assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
         agent.stop()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import BUSY, Busy, Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from tests.support.command import as_json
-from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 TARGET = kcoord.Scope.TARGET
@@ -97,9 +94,11 @@ def test_nested_directories_travel_and_links_do_not(coordinator: Coordinator) ->
         coordinator.get_or_compile(key(2), lambda staging: (staging / "link").symlink_to("/etc/passwd"))
 
 
-def test_a_compile_function_that_writes_nothing_is_told_so(coordinator: Coordinator) -> None:
+def test_a_compile_function_that_writes_nothing_is_told_so_and_leaves_nothing_staged(coordinator: Coordinator) -> None:
     with pytest.raises(ArtifactInvalid, match="wrote no file"):
         coordinator.get_or_compile(key(), lambda staging: None)
+    coordinator.close()
+    assert not list(coordinator.settings.local_dir.glob("objects/*/.kcoord/staging/*"))
 
 
 def broken(staging: Path) -> None:
@@ -341,7 +340,7 @@ def test_an_agent_that_wakes_late_finds_the_staged_files_out_of_its_reach(
 def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is injected for real in test_triton; here it is the local tier alone that refuses."""
+    """A full disk, for real: `tests/faults/test_store.py`; here it is the local tier alone that refuses."""
 
     def refuses(*arguments: Any) -> Any:
         raise StoreError("the disk is full")
@@ -356,44 +355,6 @@ def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
     assert (artifact.path / "kernel.bin").read_bytes() == b"code"
     coordinator.close()
     assert not artifact.path.exists()
-
-
-def test_a_full_disk_costs_the_generic_api_no_exception(sandbox: Sandbox) -> None:
-    mount = sandbox.root / "tiny"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", mount], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    tiny = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(mount / "local")}))
-    try:
-        artifact = tiny.get_or_compile(key(), fill)
-        assert (artifact.path / "kernel.bin").read_bytes().startswith(b"code")
-        left = artifact.path
-        tiny.close()
-        assert not left.exists()
-    finally:
-        tiny.close()
-        for process in sandbox.processes():
-            process.terminate()
-        eventually(lambda: not sandbox.processes())
-        subprocess.run(["umount", "-l", mount], check=True)
-
-
-def fill(staging: Path) -> None:
-    """A kernel that takes what there is of a disk of 8 MiB, and not of a larger one."""
-    with (staging / "kernel.bin").open("wb", buffering=0) as file:
-        file.write(b"code")
-        for _ in range(32 << 10):
-            try:
-                file.write(b"x" * 512)
-            except OSError:
-                return
-
-
-def test_a_compile_that_wrote_nothing_leaves_nothing_staged(coordinator: Coordinator) -> None:
-    with pytest.raises(ArtifactInvalid, match="wrote no file"):
-        coordinator.get_or_compile(key(), lambda staging: None)
-    coordinator.close()
-    assert not list(coordinator.settings.local_dir.glob("objects/*/.kcoord/staging/*"))
 
 
 # Requests that do not wait.
@@ -441,40 +402,6 @@ def test_a_request_that_does_not_wait_compiles_alone_if_nobody_coordinates(sandb
     compiled(alone.request(Request(key(), alone.home(key().digest)), wait=False))
     alone.close()
     assert outcomes(alone) == {"requests": 1, "compiles": 1, "alone": 1}
-
-
-def test_a_request_that_does_not_wait_is_busy_while_another_node_compiles_and_fetches_what_is_there(
-    sandbox: Sandbox,
-) -> None:
-    with RedisServer() as server:
-        shared = {
-            "KCOORD_STORE": str(sandbox.root / "store"),
-            "KCOORD_STORE_CREATE": "1",
-            "KCOORD_REDIS_URL": server.url,
-        }
-        one, two = (
-            Coordinator(Settings.from_environ({**shared, "KCOORD_LOCAL_DIR": str(sandbox.local / node)}))
-            for node in ("one", "two")
-        )
-        try:
-            first = one.request(Request(key(), one.home(key().digest)))
-            home = two.home(key().digest)
-            assert two.request(Request(key(), home), wait=False) is BUSY
-            channels = server.command("PUBSUB", "CHANNELS")
-            assert channels.startswith(b"*1\r\n"), "the news of the namespace, and none of a key"
-            compiled(first)
-            patience = time.monotonic() + 20
-            while (found := two.request(Request(key(), home), wait=False)) is BUSY:  # until the store has it
-                assert time.monotonic() < patience
-            assert isinstance(found, kcoord.Artifact)
-            assert home == found.path
-            assert outcomes(two) == {"requests": 1, "store_hits": 1}
-        finally:
-            one.close()
-            two.close()
-            for process in sandbox.processes():
-                process.terminate()
-            eventually(lambda: not sandbox.processes())
 
 
 # compile_once

@@ -67,7 +67,6 @@ def test_a_job_records_what_it_needs_and_the_next_one_has_it_before_it_starts(no
         assert [len(log.splitlines()) for log in node.logs] == [1] * len(node.logs), "nothing to complain of"
 
 
-@pytest.mark.serial
 def test_a_job_outlives_a_drained_agent_a_dead_node_that_comes_back_and_a_redis_that_is_rolled(nodes: Cluster) -> None:
     story = job_with_faults(nodes)
     print("\n".join(" | ".join(row) for row in story.rows()))
