@@ -19,7 +19,7 @@ from tests.support.sandbox import PROGRAMS
 RANKS, KEYS = 3, 4
 LOOKS_OFTEN = """
 import kcoord.agent.chores.retention as retention
-retention.FIRST = 0.0
+retention.FIRST = retention.LOCAL_FIRST = 0.0
 retention.EVERY = 0.5
 """
 """For an agent: it looks through the store and its local directory as often as a test has time for."""
