@@ -172,7 +172,7 @@ class Profiles:
     def _inherited(self, name: str) -> Iterator[Recipe]:
         """Recipes of other agents that this agent's part repeats: read as its job began, and used in the last days.
 
-        With keys, these alone that known keys have signed. Our key signs them anew, since a part is signed as a whole: so a recipe
+        With keys, these alone that known keys have signed. Our key signs them anew, since a part is signed as a whole: a recipe
         outlives the key that signed it first. Who retires a stolen key removes the store's profiles.
         """
         if name not in self._begun:
