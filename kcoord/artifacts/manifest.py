@@ -7,7 +7,6 @@ it: then names are relative and plain, and sizes are bounded.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
 import reprlib
@@ -41,6 +40,7 @@ _MOST_FILES = 10_000
 _LONGEST_NAME = 1024  # characters
 _DEEPEST = 32  # directories
 _MOST_TARGETS = 100
+_ANY = -1e19, 1e19  # msgpack's whole numbers are below
 
 
 class FileEntry(NamedTuple):
@@ -167,9 +167,13 @@ class Manifest:
         return cls(
             key=CacheKey.from_wire(document["key"]),
             files=files,
-            compile_seconds=_seconds(document["compile_seconds"]),
+            compile_seconds=float(_number(document["compile_seconds"], (int, float), 0, 1e9)),
             origin=Origin(
-                str(host), _whole(pid), None if rank is None else _whole(rank), str(device), _moment(created)
+                str(host),
+                _number(pid, int, *_ANY),
+                None if rank is None else _number(rank, int, *_ANY),
+                str(device),
+                float(_number(created, (int, float), *_ANY)),  # a host's clock may be years off
             ),
             details=_bytes(document["details"]),
             targets=_targets(document["targets"]),
@@ -192,32 +196,14 @@ def _targets(value: Any) -> tuple[str, ...]:
 def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:
     if not isinstance(name, str) or not isinstance(relocatable, bool):
         raise TypeError("a file is a name, a size, a hash and a flag")
-    return FileEntry(name, _size(size), _sha256(sha256), relocatable)
+    return FileEntry(name, _number(size, int, 0, LARGEST_ARTIFACT), _sha256(sha256), relocatable)
 
 
-def _size(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value <= LARGEST_ARTIFACT:
-        raise ValueError(f"{_shown(value)} is no size")
+def _number(value: Any, kinds: Any, least: float, most: float) -> Any:
+    """Raises ValueError for a value of another kind, or out of bounds, as a NaN is."""
+    if not isinstance(value, kinds) or not least <= value <= most:
+        raise ValueError(f"{_shown(value)} is no number from {least:g} to {most:g}")
     return value
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{_shown(value)} is no whole number")
-    return value
-
-
-def _moment(value: Any) -> float:
-    """Any finite time: a host's clock may be years off."""
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{_shown(value)} is no time")
-    return float(value)
-
-
-def _seconds(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError(f"{_shown(value)} is no number of seconds")
-    return float(value)
 
 
 def _sha256(value: Any) -> str:

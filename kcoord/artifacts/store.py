@@ -67,7 +67,7 @@ class Store:
         try:
             uuid, self._unwritable = self._layout.create(), None
         except StoreError as error:
-            if not self._layout.is_readable():
+            if not self._layout.objects.is_dir():
                 raise
             uuid, self._unwritable = self._layout.uuid(), error
         self._check_access()

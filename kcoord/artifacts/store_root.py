@@ -93,14 +93,6 @@ class StoreRoot:
                     return
         raise StoreError(f"{self.path}: {NO_STORE}", NO_STORE, passing=True)  # the job runs without one
 
-    def is_readable(self) -> bool:
-        """True if there is a store of our format that this user may read."""
-        try:
-            self.uuid()
-        except StoreError:
-            return False
-        return self.objects.is_dir() and os.access(self.objects, os.R_OK | os.X_OK)
-
     def check(self) -> None:
         """Publish a probe, and remove it. Raises `StoreError` if that fails.
 

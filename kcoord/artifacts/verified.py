@@ -102,13 +102,10 @@ class Verified:
 
     def _add(self, entries: dict[bytes, _Entry], artifact: Artifact) -> None:
         manifest = artifact.manifest
-        try:
-            packed = msgpack.packb([
-                manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
-                manifest.targets, manifest.made_here,
-            ])  # fmt: skip
-        except OverflowError:  # a time of after the year 2554 has no encoding
-            return
+        packed = msgpack.packb([
+            manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
+            manifest.targets, manifest.made_here,
+        ])  # fmt: skip
         entry = int(time.time()), packed
         home = os.fsencode(artifact.path)
         entries[home] = self._new[home] = entry

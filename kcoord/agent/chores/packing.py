@@ -30,8 +30,9 @@ from kcoord.telemetry.events import Notices, log
 
 _BUSY = 60.0  # seconds to the next attempt if another agent writes, or one failed
 _ENOUGH = 0.1
-"""Share of the used artifacts; a pack that lacks more is replaced. To replace one costs a write of up to 256 MiB, and each node's next
-start a read of it; what is lacking costs 3 requests for each artifact and node."""
+"""Share of the used artifacts; a pack that lacks more is replaced. To replace one costs a write of up to 256 MiB, and a read of
+it when a node starts next; what is lacking costs 3 requests for each artifact and node.
+"""
 
 
 class PackWriter:

@@ -250,33 +250,12 @@ def test_what_a_rank_is_about_to_load_is_not_collected(tier: Tier, monkeypatch: 
     assert (tier.home / MANIFEST_NAME).exists()
 
 
-@pytest.mark.parametrize("entry", [5, {"a": 1}, [verified._boot()], [verified._boot(), [[b"x", ["a", b""]]]]])
-def test_a_list_of_another_shape_costs_the_verification(tier: Tier, entry: Any) -> None:
-    machine_cache.keep(tier.local_dir, verified._NAME, entry)
-    assert tier.opened() is not None
-    assert tier.was_read
-
-
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x05", b"\x91\x01"])
 def test_an_entry_of_another_shape_costs_the_verification(tier: Tier, packed: bytes) -> None:
     entry = [verified._boot(), [[os.fsencode(tier.home), [int(time.time()), packed]]]]
     machine_cache.keep(tier.local_dir, verified._NAME, entry)
     assert tier.opened() is not None
     assert tier.was_read
-
-
-def test_a_clock_of_1970_costs_the_verification(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tier.local_dir / LIST).unlink()
-    monkeypatch.setattr(verified.time, "time", lambda: 3600.0)
-    assert tier.opened() is not None
-
-
-def test_a_time_without_encoding_costs_the_listing(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity_of = local.identity_of
-    monkeypatch.setattr(local, "identity_of", lambda found: (*identity_of(found)[:3], 2**64, *identity_of(found)[4:]))
-    (tier.local_dir / LIST).unlink()
-    assert tier.opened() is not None
-    assert not (tier.local_dir / LIST).exists()
 
 
 def test_the_scripts_exception_passes_the_list(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,16 +275,6 @@ def test_the_scripts_exception_passes_the_list(tier: Tier, monkeypatch: pytest.M
             process.open(tier.home, KEY)
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def test_a_process_that_was_closed_saves_again_later(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Verified(tier.local_dir, strict=False)
-    for _ in range(2):
-        process._entries = {}
-        assert process.open(tier.home, KEY) is not None
-        assert process._saving._timer is not None
-        assert process._saving._timer.is_alive()
-        process.close()
 
 
 def test_a_home_that_another_node_removed_is_missed_though_its_attributes_are_cached(
