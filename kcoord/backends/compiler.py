@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
+
+if TYPE_CHECKING:
+    from kcoord.keys.cache_key import CacheKey
 
 
 @dataclass(frozen=True, eq=False)

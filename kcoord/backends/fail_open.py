@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcoord.errors import SettingsError, StoreError
 from kcoord.files.faults import is_of_a_disk
 from kcoord.interruption import let_through
-from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import Coordinator
 from kcoord.telemetry.events import Notices, log
+
+if TYPE_CHECKING:
+    from kcoord.rank.coordinator import Coordinator
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +49,8 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
 @fails_open(lambda: None)
 def coordinator_in_use() -> Coordinator | None:
     """None if kcoord is off, or its settings cannot be used: then the compiler works as without kcoord."""
+    from kcoord.rank.connect import connect  # weight: a process whose compilers are hooked may compile nothing
+
     try:
         coordinator = connect()
     except SettingsError as error:

@@ -17,17 +17,18 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kcoord.artifacts import local
-from kcoord.backends.backend import Backend
 from kcoord.backends.compiler import Compiler
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.private import check_tier, make_own, make_tier
 from kcoord.interruption import let_through
-from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
+
+if TYPE_CHECKING:
+    from kcoord.backends.backend import Backend
+    from kcoord.keys.cache_key import CacheKey
 
 GROUP = "kcoord.backends"
 BUILT_IN = ("triton", "inductor", "ninja", "tilelang", "flydsl", "ninetoothed", "cutedsl", "python")
@@ -96,6 +97,8 @@ def replayer(kind: str) -> Backend[Any, Any]:
 
     Raises `KcoordError` if there is none here, and the exceptions of the imports.
     """
+    from kcoord.backends.backend import Backend  # weight: a process whose compilers are hooked may compile nothing
+
     compiler = compiler_of(kind)
     if compiler is None:
         raise KcoordError(f"no compiler here has recipes of the kind {kind!r}")
@@ -107,6 +110,8 @@ def replayer(kind: str) -> Backend[Any, Any]:
 
 def place_of(key: CacheKey) -> str:
     """The place below the local directory at which a rank looks for the artifact of `key`."""
+    from kcoord.artifacts import local  # weight, as above
+
     places = (fails_open(lambda key: None)(compiler.place)(key) for compiler in compilers())
     return next((place for place in places if place is not None), local.place_of(key.digest))
 

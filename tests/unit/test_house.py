@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -165,6 +167,20 @@ def test_the_agent_imports_neither_the_ranks_code_nor_a_compiler() -> None:
 def test_import_kcoord_imports_nothing_of_weight() -> None:
     code = f"import sys, kcoord; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_process_whose_compilers_are_hooked_imports_nothing_of_weight_before_one_compiles() -> None:
+    """Each process that imports torch below a launcher pays for it, workers of data loaders included."""
+    code = (
+        "import sys; from kcoord.backends.registry import install; assert install();"
+        f"print([name for name in (*{HEAVY!r}, 'asyncio', 'kcoord.rank', 'kcoord.artifacts') if name in sys.modules])"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        environ = {**os.environ, "KCOORD_LOCAL_DIR": directory}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+        )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
