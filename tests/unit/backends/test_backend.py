@@ -13,7 +13,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends import UNLOADED, Backend, Bypassed, Request
 from kcoord.backends.fail_open import notices
 from kcoord.errors import KeyFactorError
-from kcoord.rank import staging
+from kcoord.rank import directories
 from kcoord.rank.coordinator import Coordinator
 from tests.support.cluster import fill
 from tests.support.mounts import mounted
@@ -122,7 +122,7 @@ def test_a_compiler_that_no_disk_takes_files_of_answers_as_without_kcoord(
 
     with mounted(sandbox.root / "disk", "-t", "tmpfs", "-o", "size=8m,mode=0700", "kcoord-test") as disk:
         monkeypatch.setenv("KCOORD_LOCAL_DIR", str(disk))
-        monkeypatch.setattr(staging, "private_places", lambda: [disk])
+        monkeypatch.setattr(directories, "private_places", lambda: [disk])
         if when == "before it compiles":
             fill(disk)
         assert Writing().obtain("a", native) == "native"
