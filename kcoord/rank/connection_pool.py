@@ -113,9 +113,7 @@ class ConnectionPool:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the agent took too long")
             return parse_answer(reply)
-        except (
-            BaseException
-        ):  # also if interrupted: the agent takes an open connection for a claim, or a working leader
+        except BaseException:  # also if interrupted: to the agent an open connection is a claim, or a working leader
             connection.close()
             raise
 

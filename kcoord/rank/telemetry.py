@@ -7,6 +7,7 @@ at the end of the process. A handle from memory delivers nothing by itself, and 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import threading
@@ -20,12 +21,13 @@ from kcoord.artifacts.local import Artifact
 from kcoord.errors import StoreError
 from kcoord.files.daemon import Deferred
 from kcoord.keys.cache_key import CacheKey
-from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe import MOST_AT_ONCE as MOST_RECIPES_AT_ONCE
+from kcoord.packs.recipe import MOST_RECIPES, Recipe, add
+from kcoord.packs.recipe_files import roots, save_part
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Deliver, Done
+from kcoord.protocol.messages import Deliver, Done, Record
 from kcoord.rank.client import AgentClient
 from kcoord.rank.compilation import Compilation
-from kcoord.rank.recipe_queue import RecipeQueue
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.figures import Figures
@@ -34,6 +36,7 @@ from kcoord.telemetry.spans import KEY_DIGITS, MOST_AT_ONCE, SHORTEST_WAIT, Proc
 
 _EVERY = 1.0  # seconds between two deliveries of a rank that only loads
 _MOST_KEPT = 4096  # spans
+_FRAME_BYTES = 1 << 20  # of recipes: a quarter of the largest frame; a recipe's own bound is far below
 _MOST_INSIDE = 1000  # compiles of a thread that may be parts of one that still goes on
 
 
@@ -119,6 +122,74 @@ class _Thread(threading.local):
         self.ended: deque[tuple[float, float]] = deque(maxlen=_MOST_INSIDE)
 
 
+class RecipeQueue:
+    """Recipes for the profile `recorded_as`. Thread-safe. Not guaranteed: that the last ones of a killed process arrive."""
+
+    def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:
+        self._settings, self._client, self._notices = settings, client, notices
+        # protects the two below; reentrant, since a signal's handler may come while its thread is in here
+        self._lock = threading.RLock()
+        self._seen: dict[str, int] = {}  # digest → order
+        self._waiting: dict[str, Recipe] = {}
+
+    def put(self, recipe: Recipe) -> None:
+        """Keep `recipe` for the next delivery, unless it was put before, with an earlier order. Costs microseconds."""
+        digest = recipe.digest
+        with self._lock:
+            if recipe.order < self._seen.get(digest, math.inf) and len(self._seen) < MOST_RECIPES:
+                self._seen[digest] = recipe.order
+                add(self._waiting, recipe)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def deliver(self) -> bool:
+        """Deliver all recipes. False if no agent took them; none is started."""
+        name = self._settings.recorded_as
+        for batch in _batches(self._snapshot()) if name is not None else ():
+            request = Record(str(name), [recipe.to_wire() for recipe in batch])
+            if self._client.ask(request, Done, quietly=True, start=False) is None:
+                return False
+            self._delivered(batch)
+        return True
+
+    def keep(self) -> None:
+        """Write the recipes as a part on this node, without an agent. Only agents write to the store, which may hang."""
+        name, recipes = self._settings.recorded_as, self._snapshot()
+        if name is None or not recipes:
+            return
+        try:
+            here = self._settings.local_dir
+            save_part(roots(None, here)[0] / name, recipes, local_dir=here)
+        except StoreError as error:
+            self._notices.tell(f"the profile {name} is not kept: {error}")
+        else:
+            self._delivered(recipes)
+
+    def _snapshot(self) -> list[Recipe]:
+        with self._lock:
+            return list(self._waiting.values())
+
+    def _delivered(self, recipes: list[Recipe]) -> None:
+        with self._lock:
+            for recipe in recipes:
+                if self._waiting.get(recipe.digest) is recipe:
+                    del self._waiting[recipe.digest]
+
+
+def _batches(recipes: list[Recipe]) -> Iterator[list[Recipe]]:
+    batch: list[Recipe] = []
+    size = 0
+    for recipe in recipes:
+        if batch and (len(batch) == MOST_RECIPES_AT_ONCE or size + recipe.size > _FRAME_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(recipe)
+        size += recipe.size
+    if batch:
+        yield batch
+
+
 class RankTelemetry:
     """Records the outcome of each request, and delivers it. Thread-safe and fork-safe.
 
@@ -166,7 +237,6 @@ class RankTelemetry:
                 inside=self._inside(begun, took),
             )  # fmt: skip
         self.deliver()
-        self.recipes.deliver()
 
     def _inside(self, begun: float, took: float) -> float:
         """The seconds of the compiles that this thread made since `begun`, as parts of the one that has ended now."""
@@ -182,35 +252,36 @@ class RankTelemetry:
             self.recipes.put(recipe)
 
     def deliver(self) -> bool:
-        """Deliver the spans. False if no agent took them."""
-        if not self.spans or not self._usable():
+        """Deliver the spans, and the recipes. False if no agent took them."""
+        if not (self.spans or self.recipes) or not self._usable():
             return True
         if not self._delivering.acquire(blocking=False):
             return True  # another thread delivers; the next delivery has the rest
         try:
-            for spans, dropped in self.spans.batches():
+            for spans, dropped in self.spans.batches() if self.spans else ():
                 if self._client.ask(Deliver(spans, dropped), Done, quietly=True, start=False) is None:
                     return False
                 self.spans.delivered(len(spans), dropped)
+            return self.recipes.deliver()
         finally:
             self._delivering.release()
-        return True
 
     def close(self) -> None:
         """Deliver everything, or keep it on this node."""
         self._later.end(self._settings.agent_timeout)
         if not self.deliver():
             self._keep()
-        if not self.recipes.deliver():
             self.recipes.keep()
 
     def _keep(self) -> None:
         """Write the spans to the agent's directory: a warm process needed no agent, and starts none for these."""
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        who = Identity.here(self._settings)
+        process = Identity.here(self._settings)
         spans, dropped = self.spans.undelivered()
+        if not spans and not dropped:
+            return
         try:
-            write_own(self._settings.local_dir, who.job, name, Process.here(who.rank), spans, dropped)
+            write_own(self._settings.local_dir, process.job, name, Process.here(process.rank), spans, dropped)
         except (OSError, StoreError) as error:
             self._notices.tell(f"figures and time line are not kept: {error}")
         else:

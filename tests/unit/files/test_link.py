@@ -100,13 +100,6 @@ def test_of_many_writers_one_wins_and_the_others_learn_it(site: Site) -> None:
     assert site.is_clean()
 
 
-def test_what_holds_is_left_as_it_is(site: Site) -> None:
-    site.publish(b"theirs")
-    assert not site.publish()
-    assert site.final.read_bytes() == b"theirs"
-    assert site.is_clean()
-
-
 @pytest.mark.parametrize("there", ["torn", "directory", "link", "pipe"])
 def test_what_does_not_verify_makes_room(site: Site, tmp_path: Path, there: str) -> None:
     site.final.parent.mkdir()

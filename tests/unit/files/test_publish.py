@@ -240,18 +240,6 @@ def test_erofs_is_told_with_its_remedy(tmp_path: Path) -> None:
         assert local.open_artifact(disk / "old", KEY.digest) is not None, "what is there can be read"
 
 
-def test_a_store_on_a_read_only_or_full_file_system_refuses_to_publish(tmp_path: Path) -> None:
-    source = publish(tmp_path / "source", os.urandom(600 << 10))
-    with tmpfs(tmp_path / "disk", "512k") as disk:
-        store = Store(disk)
-        store.open()
-        with pytest.raises(StoreError, match="full") as caught:
-            store.publish(source.manifest, local.read_contents(source))
-        one_line(caught.value, disk)
-        assert list((disk / "v2" / "staging").iterdir()) == [], "what was half written is removed"
-        assert store.fetch(KEY.digest) is None
-
-
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path

@@ -63,7 +63,7 @@ from kcoord.packs.recipe import Recipe
 coordinator = Coordinator(Settings.from_environ())
 for n in {numbers}:
     coordinator.record(Recipe("python", "train", "build", (n,), "", float(n), n))
-coordinator._telemetry.recipes.deliver()
+coordinator._telemetry.deliver()
 say("delivered")
 listen()
 """
@@ -443,7 +443,7 @@ def test_more_than_fits_into_a_frame_is_delivered_in_several(node: Node) -> None
         coordinator.record(recipe(call=(n, b"x" * 60_000)))
     for n in range(100, 700):
         coordinator.record(recipe(n))
-    assert coordinator._telemetry.recipes.deliver()
+    assert coordinator._telemetry.deliver()
     coordinator.close()
     until(lambda: numbers(node.settings) == set(range(700)))
 
