@@ -1,37 +1,72 @@
 """The rank's side of the agent socket: synchronous, thread-safe, fork-safe, and never stuck.
 
-A rank that leads keeps the claim's connection until it publishes or fails: the end of the connection tells the agent that the
-leader is gone.
+Each request borrows a connection of its own, so a claim that waits for minutes blocks no other. A rank that leads keeps the
+claim's connection until it publishes or fails: its end tells the agent that the leader is gone. A forked child has none.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames, messages
+from kcoord.protocol.endpoint import log_of
+from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import BUSY as BUSY
 from kcoord.protocol.messages import Alone as Alone
 from kcoord.protocol.messages import Busy as Busy
 from kcoord.protocol.messages import Failed as Failed
 from kcoord.protocol.messages import Ready as Ready
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank.connection_pool import ConnectionPool
+from kcoord.rank import spawn
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 A = TypeVar("A", bound=messages.Answer)
 
 _LONGEST_SHOWN = 200  # characters of a kernel's name
+_LONGEST_NOTICE = 4096  # characters
+_AT_ONCE = 0.005  # seconds; a slower answer counts as a wait
+_RETRY_AFTER = 5.0  # seconds without a request after the agent was found dead
 # seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
 _LONGEST_ANSWER = 60.0
 _ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
 _FAULTS = (AgentUnavailable, OSError, ProtocolError)
+
+
+class _Forgetful(Protocol):
+    def forget_after_fork(self) -> None: ...
+
+
+_registered: weakref.WeakSet[_Forgetful] = weakref.WeakSet()
+
+
+def forgets_after_fork(thing: _Forgetful) -> None:
+    """Call ``thing.forget_after_fork()`` in every child that is forked while `thing` lives. Keeps no reference to it.
+
+    A child must not share sockets, counters, or locks that another thread of its parent held.
+    """
+    _registered.add(thing)
+
+
+def _forget_all() -> None:
+    for thing in list(_registered):
+        thing.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @dataclass
@@ -59,14 +94,19 @@ Answer = Ready | Lead | Failed | Alone | Busy
 
 
 class AgentClient:
-    """One process's access to the agent. Not guaranteed: that there is one; then every claim is `Alone`, soon.
+    """One process's access to the agent, which may be absent, hang, or have been restarted: then every claim is `Alone`, soon.
 
-    `quietly`: the lack of an agent is not told. `start` is false: none is started.
+    It passes the agent's notices on to `notices`. `quietly`: the lack of an agent is not told. `start` is false: none is started.
     """
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        self._links = ConnectionPool(settings, notices)
+        # protects the two below; reentrant, since a signal's handler may come while its thread is in here
+        self._lock = threading.RLock()
+        self._idle: list[OwnSocket] = []
+        self._dead_until = 0.0
+        self._open: weakref.WeakSet[OwnSocket] = weakref.WeakSet()  # all, for a forked child to close
+        forgets_after_fork(self)
 
     def claim(
         self,
@@ -97,7 +137,7 @@ class AgentClient:
             return Alone(f"no agent: {error}")
         if isinstance(answer, messages.Lead):
             return Lead(answer, connection)
-        self._links.give_back(connection)
+        self._give_back(connection)
         if isinstance(answer, (Ready, Failed, Alone, Busy)):
             return answer
         return Alone(f"no agent: it answered {answer.op!r}")
@@ -158,7 +198,17 @@ class AgentClient:
 
     def close(self) -> None:
         """Close idle connections; the next request opens another."""
-        self._links.close()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def forget_after_fork(self) -> None:
+        """Close the child's copies of its parent's connections; the parent's stay open."""
+        self._lock = threading.RLock()
+        for connection in list(self._open):
+            connection.close()
+        self._idle, self._open = [], weakref.WeakSet()
 
     def _finish(self, lead: Lead | None, request: messages.Request) -> bool:
         """True if the agent is `Done`: on the lead's connection or, if that is broken (a new agent), on another one."""
@@ -166,16 +216,16 @@ class AgentClient:
         if lead is not None and not lead.ended:
             lead.ended = True
             try:
-                answer = self._links.exchange(lead.connection, frame, _LONGEST_ANSWER)
+                answer = self._exchange(lead.connection, frame, _LONGEST_ANSWER)
             except TimeoutError as error:  # the agent hangs: another connection would be waited for as long again
                 let_through(error)
-                self._links.declare_dead(error)
+                self._declare_dead(error)
                 return False
             except (OSError, ProtocolError) as error:
                 let_through(error)
-                self._links.close()  # the agent has gone; its successor takes finished work from anyone
+                self.close()  # the agent has gone; its successor takes finished work from anyone
             else:
-                self._links.give_back(lead.connection)
+                self._give_back(lead.connection)
                 return isinstance(answer, messages.Done)
         return isinstance(self._asked(frame), messages.Done)
 
@@ -185,7 +235,7 @@ class AgentClient:
         except _FAULTS as error:
             let_through(error)
             return None
-        self._links.give_back(connection)
+        self._give_back(connection)
         return answer
 
     def _answered(
@@ -200,17 +250,100 @@ class AgentClient:
         """The answer to `frame`, and its connection, which is the caller's. Raises one of `_FAULTS`."""
         for attempt in _ATTEMPTS:
             try:
-                connection = self._links.borrow(fresh=attempt > 1, start=start)
-                return self._links.exchange(connection, frame, patience, while_waiting), connection
+                connection = self._borrow(fresh=attempt > 1, start=start)
+                return self._exchange(connection, frame, patience, while_waiting), connection
             except _FAULTS as error:
                 let_through(error)
-                self._links.close()  # connections to a dead agent come in numbers
+                self.close()  # connections to a dead agent come in numbers
                 if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     if start:  # else it may be that none was needed yet
-                        self._links.declare_dead(error, quietly=quietly)
+                        self._declare_dead(error, quietly=quietly)
                     raise
         raise AssertionError("unreachable")
+
+    def _borrow(self, *, fresh: bool = False, start: bool = True) -> OwnSocket:
+        """A connection to an agent; without `start` none is started. Raises `AgentUnavailable`, OSError and `ProtocolError`."""
+        with self._lock:
+            if not fresh:
+                with suppress(IndexError):
+                    return self._idle.pop()
+            if time.monotonic() < self._dead_until:
+                raise AgentUnavailable("the agent was found dead a moment ago")
+        connection = OwnSocket(spawn.find_or_start(self._settings, start=start))
+        self._open.add(connection)
+        connection.settimeout(self._settings.agent_timeout)
+        try:
+            hello = Identity.here(self._settings).hello()
+            frames.send_first_frame(connection, frames.encode_frame(hello))
+            self._receive(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back(self, connection: OwnSocket) -> None:
+        """Lend `connection` again."""
+        with self._lock:
+            self._idle.append(connection)
+
+    def _exchange(
+        self,
+        connection: OwnSocket,
+        frame: bytes,
+        patience: float,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> messages.Answer:
+        """Send `frame`, and wait `patience` seconds for its answer, as long as the agent's heartbeats arrive.
+
+        ``while_waiting()`` is called once, if there is a wait. After an error the connection is closed. Raises OSError, and
+        `ProtocolError` if the agent refuses or its reply is malformed.
+        """
+        deadline = time.monotonic() + patience
+        try:
+            connection.check()
+            frames.send_frame(connection, frame)
+            if while_waiting is not None and not _answers_within(connection, _AT_ONCE):
+                while_waiting()
+            while (reply := self._receive(connection)).get("op") == "waiting":
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the agent took too long")
+            return messages.parse_answer(reply)
+        except BaseException:  # also if interrupted: to the agent an open connection is a claim, or a working leader
+            connection.close()
+            raise
+
+    def _declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
+        """Open no connection for `_RETRY_AFTER` seconds; say so, unless `quietly`."""
+        with self._lock:
+            first = time.monotonic() >= self._dead_until
+            if first:  # a call that was refused meanwhile does not extend the pause
+                self._dead_until = time.monotonic() + _RETRY_AFTER
+        self.close()
+        if first and not quietly:
+            ended = isinstance(error, ConnectionError) and self._settings.spawn
+            why = f"the agent ended: {error}; see {log_of(self._settings.socket_path)}" if ended else error
+            self._notices.tell(
+                f"no agent ({why}); kernels are compiled without coordination until there is one", about="no agent"
+            )
+
+    def _receive(self, connection: socket.socket) -> dict[str, Any]:
+        message = frames.receive_frame(connection)
+        lines = message.pop("told", [])
+        if not isinstance(message.get("op"), str) or not isinstance(lines, list):
+            raise ProtocolError("the agent's reply is malformed")
+        for line in lines:
+            if isinstance(line, str):
+                self._notices.tell(line[:_LONGEST_NOTICE])
+        if message.get("op") == "refused" and "id" not in message:
+            raise ProtocolError(str(fields.field(message, "why", str)))
+        return message
 
 
 def _frame_of(request: messages.Request) -> bytes:
     return frames.encode_frame(request.to_wire(1))
+
+
+def _answers_within(connection: socket.socket, seconds: float) -> bool:
+    poll = select.poll()  # not select.select: a rank may have more than 1024 files open
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

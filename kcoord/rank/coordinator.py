@@ -25,11 +25,10 @@ from kcoord.packs.recipe import Recipe
 from kcoord.rank import client as agent
 from kcoord.rank.choices import Choices
 from kcoord.rank.client import BUSY as BUSY
-from kcoord.rank.client import AgentClient
+from kcoord.rank.client import AgentClient, forgets_after_fork
 from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
-from kcoord.rank.connection_pool import forgets_after_fork
 from kcoord.rank.directories import Directories, is_temporary
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.pool_start import PoolStart

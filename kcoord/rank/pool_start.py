@@ -27,8 +27,7 @@ from kcoord.keys.device import GPUTarget
 from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank.client import AgentClient
-from kcoord.rank.connection_pool import forgets_after_fork
+from kcoord.rank.client import AgentClient, forgets_after_fork
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.events import Notices

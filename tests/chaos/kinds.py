@@ -22,7 +22,7 @@ SLOW = 3  # go ahead of a leader that gets nowhere: the next one, and a hedge on
 
 _RANK_STARTS = 2.0
 _AGENT_STARTS = 2.0
-_DEAD = 5.0  # a rank that found its agent dead does not ask it for so long (kcoord.rank.connection_pool)
+_DEAD = 5.0  # a rank that found its agent dead does not ask it for so long (kcoord.rank.client)
 _REDIS_BACK = 7.0  # one node learns so much later than another that Redis is gone, or back
 _REDIS_SILENT = 6.0  # a re-check, and two commands that time out
 _STORE_BACK = 6.0  # so much later a node uses its store, and the lease files in it, again

@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from kcoord.protocol import endpoint, frames
-from kcoord.rank import connection_pool, spawn
+from kcoord.rank import client as rank_client
+from kcoord.rank import spawn
 from kcoord.rank.client import Alone, Lead, Ready
 from tests.support.agents import Node, end_agent, in_thread, key_of, stage, until, watching
 from tests.support.command import KCOORD
@@ -44,7 +45,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was found dead is asked again after less than the 5 seconds of every day."""
-    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(rank_client, "_RETRY_AFTER", 0.3)
 
 
 def timed(work: Future[Any]) -> tuple[Any, float]:
@@ -181,8 +182,8 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
 
 COUNTING = """
 import kcoord
-from kcoord.rank import connection_pool
-connection_pool._RETRY_AFTER = 0.2
+from kcoord.rank import client as rank_client
+rank_client._RETRY_AFTER = 0.2
 coordinator = kcoord.connect()
 def compile(staging):
     (staging / "kernel.txt").write_text("a kernel")
@@ -190,7 +191,7 @@ for number in range(3):
     artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", f"k{number}"), compile, scope=kcoord.Scope.TARGET)
     say("has", text=(artifact.path / "kernel.txt").read_text())
     listen()
-    until(lambda: time.monotonic() > coordinator._client._links._dead_until)
+    until(lambda: time.monotonic() > coordinator._client._dead_until)
 coordinator.close()
 """
 

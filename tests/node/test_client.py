@@ -14,7 +14,7 @@ import pytest
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames, messages
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank import connection_pool
+from kcoord.rank import client as rank_client
 from kcoord.rank.client import AgentClient, Alone, Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -42,7 +42,7 @@ signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is p
 client = AgentClient(Settings.from_environ(), Notices())
 ours, theirs = socket.socketpair()
 theirs.close()
-client._links.give_back(OwnSocket(ours))
+client._give_back(OwnSocket(ours))
 print(client.status())
 """
 
@@ -57,7 +57,7 @@ def test_an_agent_that_has_gone_does_not_end_a_rank_that_restored_sigpipe(sandbo
 def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object], sandbox: Sandbox) -> None:
     client = AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices())
     ours, theirs = socket.socketpair()
-    client._links.give_back(OwnSocket(ours))
+    client._give_back(OwnSocket(ours))
     theirs.sendall(frames.encode_frame(answer))
     assert isinstance(client.claim(key_of("k"), sandbox.root / "k"), Alone)
     theirs.close()
@@ -292,7 +292,7 @@ def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
 
 @pytest.mark.serial
 def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.5)
+    monkeypatch.setattr(rank_client, "_RETRY_AFTER", 0.5)
     with Node(spawn="0") as node:
         client = node.client()
         assert isinstance(node.claim(client, "k"), Alone)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kcoord.protocol.identity import UNNAMED
-from kcoord.rank import connection_pool
+from kcoord.rank import client as rank_client
 from kcoord.rank.client import AgentClient
 from kcoord.rank.telemetry import RankTelemetry
 from kcoord.report.timeline import load_timeline
@@ -38,7 +38,7 @@ def recorded(node: Node) -> dict[str, float]:
 
 
 def test_a_delivery_that_a_paused_agent_answers_late_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.1)
+    monkeypatch.setattr(rank_client, "_RETRY_AFTER", 0.1)
     with Node(agent_timeout="1") as node:
         agent = node.start()
         telemetry = telemetry_of(node.client(), node)

@@ -709,7 +709,7 @@ def test_a_launcher_is_built_while_its_kernel_is_waited_for(
 
 
 def test_a_rank_that_waits_for_nobody_builds_no_launcher_ahead(sandbox: Sandbox) -> None:
-    patient = "from kcoord.rank import connection_pool\nconnection_pool._AT_ONCE = 60\n"  # a busy machine answers late
+    patient = "import kcoord.rank.client as c\nc._AT_ONCE = 60\n"  # a busy machine answers late
     program = patient + LAUNCHER.format(programs=str(PROGRAMS))
     done = sandbox.run("-c", program, **hooked(sandbox, 0))
     assert done.returncode == 0, done.stderr

@@ -9,13 +9,13 @@ from pathlib import Path
 from kcoord.protocol import frames
 from kcoord.protocol.messages import BUSY
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank.connection_pool import ConnectionPool
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 
 def test_a_wait_is_told_once(tmp_path: Path) -> None:
-    pool = ConnectionPool(Settings.from_environ({}, local_dir=str(tmp_path)), Notices())
+    client = AgentClient(Settings.from_environ({}, local_dir=str(tmp_path)), Notices())
     ours, theirs = socket.socketpair()
     waits: list[str] = []
     told = threading.Event()
@@ -29,7 +29,7 @@ def test_a_wait_is_told_once(tmp_path: Path) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         request = frames.encode_frame({"op": "claim", "id": 1})
-        answer = pool.exchange(connection, request, 20, lambda: (waits.append("once"), told.set())[0])
+        answer = client._exchange(connection, request, 20, lambda: (waits.append("once"), told.set())[0])
         thread.join()
     assert answer is BUSY
     assert waits == ["once"]
