@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from kcoord.backends.cc.launcher import run
 from kcoord.cli.output import echo
 
 
@@ -20,8 +21,6 @@ def command(line: tuple[str, ...]) -> None:
 
     A command that compiles sources is shared; links, preprocessing, and flags that write further files run as they are.
     """
-    from kcoord.backends.cc.launcher import run
-
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a compiler that runs ends, too
     try:
         sys.exit(run(line))

@@ -7,6 +7,8 @@ import sys
 import click
 
 from kcoord.cli.options import ALL, settings_flags
+from kcoord_launch.checks import checked_settings
+from kcoord_launch.exec import run
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
@@ -17,7 +19,4 @@ def command(arguments: tuple[str, ...], **flags: str | None) -> None:
 
     Put it after srun or mpirun: srun kcoord exec -- python train.py. COMMAND gets the signals, and its exit code is this one's.
     """
-    from kcoord_launch.checks import checked_settings
-    from kcoord_launch.exec import run
-
     sys.exit(run(checked_settings(flags), list(arguments)))
