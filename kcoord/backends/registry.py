@@ -63,7 +63,7 @@ def install() -> list[str]:
 
 @fails_open(lambda: None)
 def install_openly() -> None:
-    """As `install`, for processes that nobody wrote for kcoord: an error is told, and this process runs without."""
+    """As `install`, for scripts that do not call it: an error is told, and this process runs without kcoord."""
     try:
         install()
     except KcoordError as error:

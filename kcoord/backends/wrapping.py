@@ -1,4 +1,4 @@
-"""Functions of a compiler that a hook replaces, and the check that this release's are those that the hook knows."""
+"""Wrappers of a compiler's functions, and the check that this release has the functions that a hook expects."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
     keeps_handles = False
 
     def bypass(self, request: Kernel) -> str:
-        """Triton must compile, or takes another IR than the one that its key holds."""
+        """A kernel that Triton must compile, or whose IR is not the one in its key."""
         if request.problem:
             return request.problem
         knobs = triton.knobs

@@ -144,7 +144,7 @@ class _Tuning:
         try:
             kernel = self.launch(config)
             if not hasattr(kernel, "_init_handles"):
-                return True  # compiled elsewhere, or by a hook of somebody's
+                return True  # the user's hook has compiled it
             kernel._init_handles()
         except (OutOfResources, CompileTimeAssertionFailure, PTXASError):  # as Triton does when it measures
             return False
@@ -152,7 +152,7 @@ class _Tuning:
 
     def launch(self, config: Any) -> Any:
         """The kernel of `config` for this very call. Nothing is launched."""
-        if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
+        if config.pre_hook is not None:  # as before each launch: the compile may depend on its effect
             config.pre_hook(self.bound_with(config))
         return self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
 
@@ -299,5 +299,5 @@ def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) ->
     winner = tuning.settle(mine, timings if isinstance(timings, dict) else None)
     if winner is not mine:
         autotuner.cache[tuning_key] = winner
-        if autotuner.user_defined_pre_hook:  # Triton has called it with what this rank chose
+        if autotuner.user_defined_pre_hook:  # Triton has called it with this rank's own choice
             autotuner.pre_hook(tuning.bound_with(winner), reset_only=True)

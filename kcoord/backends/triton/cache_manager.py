@@ -44,7 +44,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
-        self._stored: dict[str, bytes] = {}  # of the compile under way: somebody may remove its staged files
+        self._stored: dict[str, bytes] = {}  # of the compile under way: a cleaner may remove its staged files
         self._cache = knobs.cache.dir
         self._coordinator = None if override or dump else _coordinator_of(self._cache)
         if self._coordinator is None:

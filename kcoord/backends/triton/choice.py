@@ -159,7 +159,7 @@ def said_by(function: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as data that a recipe can hold. Functions and data types are replaced by what identifies them."""
+    """`value` as plain data. Functions and data types are replaced by their digests and names."""
     if type(value) in _SCALARS:
         return value
     if type(value) in (tuple, list):
@@ -196,9 +196,9 @@ def _bench_factors(autotuner: Autotuner) -> Any:
 
 
 def _own_bench(autotuner: Autotuner) -> Any | None:
-    """The benchmark function that somebody has put in the place of Triton's."""
+    """The user's benchmark function; None if it is Triton's default."""
     bench = autotuner._do_bench
-    own = vars(autotuner).get("do_bench")  # kept at its first use, or put there by somebody
+    own = vars(autotuner).get("do_bench")  # Triton's, kept at its first use, or the user's
     if bench is None and own is not None and own != driver.active.get_benchmarker():
         bench = own
     return bench

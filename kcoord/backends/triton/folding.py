@@ -29,7 +29,7 @@ from kcoord.keys.packages import Owner, module_of, owner_of
 _TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
 """Types of constants that their text identifies, so that nothing about them need be looked up."""
 _stock_names: dict[str, str] = {}
-"""The directory that Triton's own hash of a source names, by the one that the folded hash names."""
+"""Names of directories: by the name made of a source's folded hash, the name made of Triton's own."""
 
 
 class Folded(NamedTuple):

@@ -22,7 +22,7 @@ def hook() -> None:
     import triton.compiler
     import triton.compiler.compiler
 
-    from kcoord.backends.triton import (  # not before: they import Triton, and what old ones lack
+    from kcoord.backends.triton import (  # not before: they import parts that another version lacks
         autotune,
         folding,
         own_key,

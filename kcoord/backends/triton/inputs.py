@@ -156,7 +156,7 @@ _stock_drivers: set[type] = {type(None)}
 
 @fails_open(lambda active, found: False)
 def _moved(active: Any, found: Any) -> bool:
-    """True if a driver of somebody else names another target than that of the kernels in `found`."""
+    """True if a driver that is not Triton's names another target than that of the kernels in `found`."""
     if type(active).__module__.startswith("triton."):
         _stock_drivers.add(type(active))
         return False

@@ -54,7 +54,7 @@ def _driver() -> Any | None:
     config = triton.runtime.driver
     if hasattr(config, "_active"):
         return config._active
-    active = config.active  # Triton 3.4: a proxy, which is empty until it is used, or what somebody has set
+    active = config.active  # Triton 3.4: a proxy, which is empty until it is used, or a driver that was set
     return vars(active).get("_obj") if "_init_fn" in vars(active) else active
 
 

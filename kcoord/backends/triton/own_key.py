@@ -106,7 +106,7 @@ def _kept(stock: Callable[[], str], local_dir: Path) -> Callable[[], str]:
 
 
 def once(computes: Callable[[], str], package: Path, local_dir: Path) -> str:
-    """``computes()``, or what it returned in another process of this machine for the same files of `package`."""
+    """``computes()``, or its value in another process of this machine that had the same files in `package`."""
     now, files = (
         time.time_ns(),
         listing_of(str(package), ("*.py", "*.so")),
