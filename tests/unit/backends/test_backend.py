@@ -46,6 +46,12 @@ class Toy(Backend[str, str]):
         return f"loaded {(artifact.path / 'code').read_text()}"
 
 
+class Forgetful(Toy):
+    """It loads for each request."""
+
+    keeps_handles = False
+
+
 def native() -> str:
     return "native"
 
@@ -70,8 +76,7 @@ def told() -> str:
 def test_the_leader_keeps_the_handle_that_it_built_and_others_load() -> None:
     toy = Toy()
     assert [toy.obtain("a", never) for _ in range(2)] == ["built a", "built a"]
-    kcoord.connect()._memory._entries.clear()
-    assert Toy().obtain("a", never) == "loaded a"
+    assert Forgetful().obtain("a", never) == "loaded a"
     assert toy.compiled == ["a"]
 
 
@@ -132,16 +137,14 @@ def test_a_compiler_that_no_disk_takes_files_of_answers_as_without_kcoord(
 
 
 def test_an_artifact_that_does_not_load_is_left_to_the_compiler_and_stays() -> None:
-    class Unloadable(Toy):
+    class Unloadable(Forgetful):
         def load(self, request: str, artifact: Artifact) -> str:
             raise OSError("undefined symbol")
 
     Toy().obtain("a", never)
-    kcoord.connect()._memory._entries.clear()
     assert Unloadable().obtain("a", native) == "native"
     assert "does not load: OSError: undefined symbol" in told()
-    kcoord.connect()._memory._entries.clear()
-    assert Toy().obtain("a", never) == "loaded a"
+    assert Forgetful().obtain("a", never) == "loaded a"
 
 
 def test_what_a_rank_has_compiled_and_cannot_load_is_left_to_the_compiler() -> None:
@@ -161,15 +164,12 @@ def test_what_a_rank_has_compiled_and_cannot_load_is_left_to_the_compiler() -> N
 
 
 def test_an_artifact_that_lacks_a_file_is_neither_published_nor_loaded() -> None:
-    class Two(Toy):
+    class Two(Forgetful):
         def required(self, request: str) -> tuple[str, ...]:
             return ("code", "host")
 
     assert Two().obtain("a", never) == "built a"
-    kcoord.connect()._memory._entries.clear()
-    toy = Toy()
-    assert toy.obtain("a", never) == "built a", "what Two made is not there"
-    kcoord.connect()._memory._entries.clear()
+    assert Forgetful().obtain("a", never) == "built a", "what Two made is not there"
     assert Two().obtain("a", native) == "native"
     assert "it has no host" in told()
 
@@ -185,12 +185,11 @@ def test_the_compilers_exception_is_raised_here_and_in_a_rank_that_comes_later()
 
 
 def test_inputs_that_moved_during_the_compile_are_not_shared() -> None:
-    class Moving(Toy):
+    class Moving(Forgetful):
         def unchanged(self, request: str) -> bool:
             return False
 
     assert Moving().obtain("a", never) == "built a"
-    kcoord.connect()._memory._entries.clear()
     assert Toy().obtain("a", never) == "built a"
 
 
