@@ -85,7 +85,7 @@ def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
 
 
 def published(home: Path, digest: str) -> Artifact | None:
-    """The artifact at `home` that another process of this user has verified this moment: its files are there, and are not read.
+    """The artifact at `home`, which another process of this user has just verified: its files must be there, and are not read.
 
     None if there is none, or a file is missing. Raises `ArtifactInvalid` as `open_artifact` does.
     """

@@ -4,7 +4,7 @@
 or FAILED; `lease_files` reads and writes them. Nothing wakes a waiter of another node: it polls, ever more seldom. It learns of
 a change after at most a quarter of the time that it has waited, and at most 2 s, and follows a vanished holder after its TTL.
 
-Not guaranteed: that there is one leader. A holder that was stopped for longer than its TTL, a marker that had to be put back, or
+Not guaranteed: that there is one leader. A holder that was stopped for longer than its TTL, a marker that cannot be put back, or
 a mount without close-to-open consistency (``nocto``) give two, which costs time only. A READY outcome stays, a hundred bytes,
 until `kcoord gc` removes it; a FAILED one is removed by the first claim after its time. A killed process may leave a ``.part`` in
 the staging directory or beside a marker, which agents sweep. A marker that a fault of the file system keeps from being removed

@@ -93,9 +93,7 @@ def forget_superfluous(root: Path) -> None:
         beneath.remove(root.parent / "packs" / name, chosen)
 
 
-def parts(
-    directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path | None = None
-) -> Collection[Recipe]:  # fmt: skip
+def parts(directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path | None = None) -> Collection[Recipe]:
     """The recipes of the newest parts in `directory`, each once. Skips, with a notice, unreadable ones and those `trust` refuses.
 
     `local_dir` is given if `directory` is one of a node's own: then so are those that another user may have written.

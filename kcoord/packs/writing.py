@@ -52,7 +52,7 @@ def added(uses: Iterable[Use], earlier: Pack | None, *, since: int, loaded: Coll
     """`uses`, and what else `earlier` lists, if known keys vouch for it and it was used at day `since` or later, the last used
     first.
 
-    `loaded`: beginnings of 16 digits of digests that were used as late as any of `uses`.
+    `loaded`: the first 16 digits of the digests of artifacts that were used as recently as `uses`.
     """
     found = {use.digest: use for use in uses}
     today = max((use.day for use in found.values()), default=0)
@@ -71,9 +71,8 @@ def write_pack(
     """Write a pack that lists `uses`, and move the profile's older packs of the same signer to the trash.
 
     It has the objects of those that are there, verify and have at most `largest` bytes, the first ones first, as long as there is
-    `room` for all (bytes). It is signed if the store's `trust` has a
-    key; then it has what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
-    `StoreError`.
+    `room` (bytes). It is signed if the store's `trust` has a key; then it has only objects that known keys have signed. Of
+    automatic profiles the oldest packs beyond a hundred are removed. Raises `StoreError`.
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)

@@ -12,10 +12,8 @@ from typing import Literal
 
 from kcoord.units import bytes_text, span_text
 
-LOCAL_BOUND = (
-    10 << 30
-)  # bytes of this node's own copies where no setting bounds them, and the most of their file system
-LOCAL_SHARE = 0.05
+LOCAL_BOUND, LOCAL_SHARE = 10 << 30, 0.05
+"""Bounds of the local directory where no setting has one: bytes, and the share of its file system. The smaller counts."""
 BLOCK = 4096  # bytes: the least that a file takes
 LEAST_AGE = 3600.0  # seconds: other nodes are about to fetch the artifacts that a running job has just published
 

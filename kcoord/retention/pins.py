@@ -40,7 +40,7 @@ class Kept:
 
     @property
     def names(self) -> set[str]:
-        """Of all that stays in the store."""
+        """Names of everything that stays in the store."""
         return self.digests | self.packs
 
 

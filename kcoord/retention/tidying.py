@@ -57,7 +57,7 @@ def _empty_trash(ours: Path, root: Path, tidying: Tidying, found: Collected) -> 
 
 
 def _tidy_quarantine(ours: Path, root: Path, tidying: Tidying, now: float, found: Collected) -> None:
-    """Take away what is there for too long, and the oldest of too many."""
+    """Move old entries to the trash, and the oldest of those beyond the number that may stay."""
     times = sorted(_times(ours / "quarantine", root), key=lambda t: t[1])
     excess = max(0, len(times) - tidying.quarantined)
     old = [path for number, (path, at) in enumerate(times) if number < excess or now - at > tidying.quarantine_for]
@@ -73,7 +73,7 @@ def _times(directory: Path, root: Path) -> list[tuple[Path, float]]:
 
 
 def _tidy_traces(traces: Path, root: Path, kept_for: float, now: float) -> int:
-    """Files unchanged for so long; a job's directory a day after its last file: an agent may be about to use it."""
+    """Remove files unchanged for `kept_for` seconds, and jobs' directories that were empty for a day: agents make them first."""
     removed = 0
     for job, _ in _times(traces, root):
         removed += _unlink_old(job, root, ".spans", kept_for, now)
@@ -106,7 +106,7 @@ def _tidy_leases(leases: Path, root: Path, now: float) -> int:
 
 
 def _unlink_old(directory: Path, root: Path, suffix: str, kept_for: float, now: float) -> int:
-    """Remove the plain files of `directory` that nobody has written for so long. A link is not followed."""
+    """Remove the plain files of `directory` unchanged for `kept_for` seconds. Links are not followed."""
     removed = 0
     with suppress(FileNotFoundError, NotADirectoryError):  # another pass has removed it since it was listed
         for name, found in beneath.listed(directory, root):
