@@ -144,7 +144,9 @@ class Acquisition:
         if isinstance(answer, Lease):
             self._held[key, serial] = answer
             answer.keep_alive(self._ttl)
-            if not await self._is_shared(flight):
+            # no other node should wait for a compile that would not get into the store; that may be why another node which had
+            # the lease has nothing to show, so after a wait the store is tried first
+            if self._tiers.store.faulty or (flight.waited and not await self._tiers.store.takes_artifacts()):
                 await self._give_back(key, serial)
                 return Unleased()
         return Unleased() if answer is None else answer  # None: the flight has ended
@@ -154,13 +156,6 @@ class Acquisition:
         until = self._now() + min(_BUSY_FOR, wait.ttl)
         self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
         return self._flights.acquiring(key, serial) is not None
-
-    async def _is_shared(self, flight: act.Flight) -> bool:
-        """True if a compile of this node would get into the store. Else no other node should wait for it.
-
-        That may be why another node that had the lease has nothing to show: so after a wait the store is tried first.
-        """
-        return not self._tiers.store.faulty and (not flight.waited or await self._tiers.store.takes_artifacts())
 
     async def _acquired(self, action: act.Acquire) -> None:
         self._report(await self.acquire(action.key, action.serial, Path(action.home)))

@@ -13,7 +13,6 @@ from typing import Any
 from kcoord.agent import flights as act
 from kcoord.agent.acquisition import Acquisition
 from kcoord.agent.chores.chore import Chore, DiskThread
-from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
@@ -50,11 +49,9 @@ class Claims:
         *,
         expectations: Expectations,
         timelines: Timelines,
-        sweeper: Sweeper,
     ) -> None:
         self._connections, self._leases, self._tiers, self._notices = connections, leases, tiers, notices
         self._max_wait, self._expectations, self._timelines = settings.max_wait, expectations, timelines
-        self._sweeper = sweeper
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.acquisition = Acquisition(
             leases, tiers, self.flights, notices,
@@ -75,7 +72,6 @@ class Claims:
         self._connections.must_live(connection)
         home = str(message.home)
         self._names[message.digest] = message.label
-        self._sweeper.seen(home)
         if message.passing:
             self.acquisition.passing[home] = None
         now, who = time.monotonic(), connection.label

@@ -260,6 +260,10 @@ class Flights:
     def __iter__(self) -> Iterator[Flight]:
         return iter(list(self._flights.values()))
 
+    def homes(self) -> list[str]:
+        """Where artifacts landed on this node; the latest."""
+        return list(self._landed.values())
+
     def get(self, key: str) -> Flight | None:
         return self._flights.get(key)
 

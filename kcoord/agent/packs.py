@@ -163,24 +163,21 @@ class UsedArtifacts:
 
     def __init__(self, local_dir: Path) -> None:
         self._below = f"{local_dir}{os.sep}"
-        self._places: Latest[str, str] = Latest(MOST_LISTED)  # by digest: all that ranks asked for
+        self._homes: Latest[str, str] = Latest(MOST_LISTED)  # by digest: all that ranks asked for
         self._stored: Latest[str, None] = Latest(MOST_LISTED)  # digests
         self._loaded: Latest[str, None] = Latest(MOST_LISTED)  # prefixes of digests
         self.count = self.asks = 0
 
     def asked(self, digest: str, home: str) -> None:
-        """A rank asked for the artifact of the key `digest`, for `home`. A text that is no digest is ignored."""
-        if not is_digest(digest):
-            return
-        place = home[len(self._below) :] if home.startswith(self._below) else ""
-        if digest not in self._places:
+        """A rank asked for the artifact of the key `digest`, for `home`."""
+        if digest not in self._homes:
             self.asks += 1
             self.count += digest in self._stored
-        self._places[digest] = place if is_place(place) else ""
+        self._homes[digest] = home
 
     def stored(self, digest: str) -> None:
         """The store has the artifact: this agent has published it, or fetched it from there or from a pack."""
-        self.count += digest in self._places and digest not in self._stored
+        self.count += digest in self._homes and digest not in self._stored
         self._stored[digest] = None
 
     def loaded(self, digests: Iterable[str]) -> None:
@@ -189,9 +186,13 @@ class UsedArtifacts:
             self._loaded[digest] = None
 
     def uses(self) -> list[Use]:
-        """The artifacts, the latest asked for first, as used today."""
-        day = today()
-        return [Use(digest, place, day) for digest, place in reversed(self._places.items()) if digest in self._stored]
+        """The artifacts, the latest asked for first, as used today. One outside the local directory has no place."""
+        day, found = today(), []
+        for digest, home in reversed(self._homes.items()):
+            if digest in self._stored and is_digest(digest):
+                place = home[len(self._below) :] if home.startswith(self._below) else ""
+                found.append(Use(digest, place if is_place(place) else "", day))
+        return found
 
     @property
     def loads(self) -> frozenset[str]:

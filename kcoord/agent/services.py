@@ -65,11 +65,11 @@ class Services:
             expectations=self.expectations, used=self.used_artifacts, required=settings.policy == "require",
         )  # fmt: skip
         self.timelines = Timelines(root, local_dir, agent_id, notices)
-        sweeper = Sweeper(root, local_dir, notices)
         self.claims = Claims(
             settings, agent_id, self.connections, leases, self.tiers, notices,
-            expectations=self.expectations, timelines=self.timelines, sweeper=sweeper,
+            expectations=self.expectations, timelines=self.timelines,
         )  # fmt: skip
+        sweeper = Sweeper(root, local_dir, notices, self.claims.flights.homes)
         self.choices = Choices(self.tiers, local_dir, settings.agent_timeout, notices)
         self.profiles = Profiles(root, local_dir, notices, trust, patience=settings.agent_timeout / 2)
         self.packing = PackWriter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,18 +20,20 @@ FIRST_IN_STORE = (
     60.0  # seconds; the first sweep comes at a random moment within these, since a job's nodes start together
 )
 EVERY_IN_STORE, EVERY_HERE = 3600.0, 600.0  # seconds
-_MOST_TIERS = 4096
 
 
 class Sweeper:
-    """Every method returns at once. Not guaranteed: that anything is removed, only that nothing of a living process is."""
+    """``homes()``: where artifacts landed on this node. Each local tier around one is swept, and those below `local_dir`.
 
-    def __init__(self, store: Path | None, local_dir: Path, notices: Notices) -> None:
-        self._local_dir = local_dir
-        self._tiers: set[str] = set()
-        thread = DiskThread("sweep")
-        sweep_tiers = thread.doing(lambda: _logged(self._remove_stale))
-        self.chores = [Chore("sweeping the local tiers", thread, sweep_tiers, notices, every=EVERY_HERE)]
+    Not guaranteed: that anything is removed, only that nothing of a living process is.
+    """
+
+    def __init__(
+        self, store: Path | None, local_dir: Path, notices: Notices, homes: Callable[[], Iterable[str]]
+    ) -> None:
+        self._local_dir, self._homes = local_dir, homes
+        thread = self._thread = DiskThread("sweep")
+        self.chores = [Chore("sweeping the local tiers", thread, self._sweep_tiers, notices, every=EVERY_HERE)]
         if store is not None:
             thread, first = DiskThread("sweep-store"), FIRST_IN_STORE * random.random()
             sweep_store = thread.doing(lambda: _logged(lambda: _remove_stale_in(store)))
@@ -39,15 +41,14 @@ class Sweeper:
                 Chore("sweeping the store", thread, sweep_store, notices, first=first, every=EVERY_IN_STORE)
             )
 
-    def seen(self, home: str) -> None:
-        """Sweep the local tier of `home`, too."""
-        if len(self._tiers) < _MOST_TIERS:
-            self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
+    async def _sweep_tiers(self) -> None:
+        seen = {os.path.dirname(home) for home in self._homes()}  # noqa: PTH120 - there may be 20,000
+        await self._thread.run(lambda: _logged(lambda: self._remove_stale(seen)))
 
-    def _remove_stale(self) -> int:
+    def _remove_stale(self, seen: set[str]) -> int:
         span_files.forget_old(self._local_dir)
         own = [path.parent for path in self._local_dir.glob("*/.kcoord")]
-        tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
+        tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | seen
         stagings = [(Path(tier, ".kcoord", "staging"), Path(tier)) for tier in sorted(tiers)]
         removed = 0
         for staging, root in [*stagings, (self._local_dir / "toolchain", self._local_dir)]:
