@@ -91,8 +91,8 @@ def run() -> Result:
         result.rows.append([interval, process, *cells])
     result.notes += [
         f"medians of {ROUNDS} claims, after a first one; kcoord's own functions, without comprehensions and module bodies",
-        "claim: from the first rank's request until the second rank, which waits, has its artifact; publish: on the first node, from "
-        "the end of the compile until then",
+        "claim: from the first rank's request until the second rank, which waits, has its artifact; publish: on the first node, "
+        "from the end of the compile until then",
         "a resumed coroutine counts as a call of each function that awaits; moves: calls in another file than the call before",
         f"to publish {SIZE >> 20} MiB node A read the bytes {traced.reads:g} times and hashed them {traced.hashes:g} times",
         f"functions of more than {_LONG} lines on the way: {', '.join(traced.long) or 'none'}",

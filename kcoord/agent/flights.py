@@ -261,7 +261,7 @@ class Flights:
         return iter(list(self._flights.values()))
 
     def homes(self) -> list[str]:
-        """Where artifacts landed on this node; the latest."""
+        """The homes on this node at which artifacts landed; the latest."""
         return list(self._landed.values())
 
     def get(self, key: str) -> Flight | None:

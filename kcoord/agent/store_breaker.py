@@ -1,4 +1,4 @@
-"""A circuit breaker for the store. It tells the user of an outage of each kind, and of a recovery, once; later ones are logged.
+"""A circuit breaker for the store. It tells the user of an outage of each kind, and of its end, once; later ones are logged.
 
 An *outage* begins with the first use that fails, and ends when a probe, in the background, has written to the store. During an
 outage whose uses fail at once (the store is full, read-only, gone) each use is tried: a store that can be read and not written
@@ -53,6 +53,7 @@ class StoreBreaker:
         """True during an outage: artifacts of this node do not get into the store."""
         self.changes = int(self.faulty)
         """Beginnings and ends of outages."""
+        self._fault = ""  # of the last outage
         self._overdue: set[asyncio.Task[Any]] = set()  # bounded uses whose callers went on without them
         self._probing: asyncio.Task[None] | None = None
 
@@ -113,7 +114,8 @@ class StoreBreaker:
         if not self.faulty and (began == self.changes or isinstance(error, Silent)):
             self.faulty = True
             self.changes += 1
-            self._tell(fault_line(store, error), fault_of(store.root, error))
+            self._fault = fault_of(store.root, error)
+            self._tell(fault_line(store, error), self._fault)
         if self.faulty:
             self._probe(store)
 
@@ -143,7 +145,7 @@ class StoreBreaker:
                 break
         self.faulty = self._threads.paused = False
         self.changes += 1
-        self._tell(f"the store {store.root} is back: artifacts are published there again", f"back in {store.root}")
+        self._tell(f"the store {store.root} is back: artifacts are published there again", f"the end of {self._fault}")
 
 
 def fault_line(store: Store, error: StoreError) -> str:
