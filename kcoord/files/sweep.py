@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -38,18 +37,6 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Owner:
-    host: str
-    pid: int
-    place: str
-
-    @property
-    def is_here(self) -> bool:
-        """True if a pid of this process's namespace means the same process."""
-        return self.host == os.uname().nodename and self.place == place()
-
-
 def sweep(
     staging: Path, root: Path | None = None, *, here_after: float = HERE_AFTER, elsewhere_after: float = ELSEWHERE_AFTER
 ) -> int:
@@ -63,9 +50,9 @@ def sweep(
     removed, root = 0, root or staging.parent
     try:
         now = beneath.touched(staging, root)
-        for path, owner, found in _owned(staging, root):
+        for path, pid, found in _owned(staging, root):
             age = now - found.st_ctime  # no writer can set it, and a copy keeps the mtime of its source
-            if age > here_after and not lives(owner.pid) if owner.is_here else age > elsewhere_after:
+            if age > elsewhere_after if pid is None else age > here_after and not lives(pid):
                 removed += _remove(path, root)
             if removed >= _MOST_REMOVED:
                 break
@@ -85,16 +72,14 @@ def lives(pid: int) -> bool:
     return True
 
 
-def _owned(staging: Path, root: Path) -> Iterator[tuple[Path, _Owner, os.stat_result]]:
-    """The entries whose names state an owner, with their status. Raises OSError."""
+def _owned(staging: Path, root: Path) -> Iterator[tuple[Path, int | None, os.stat_result]]:
+    """The entries whose names state an owner, with its pid (None: of another host, boot or namespace) and their status."""
+    here = os.uname().nodename, place()
     for name, found in list(islice(beneath.listed(staging, root), _MOST_SEEN)):
         match = _NAME.fullmatch(name)
         if match is not None:
-            yield staging / name, _owner(match), found
-
-
-def _owner(match: re.Match[str]) -> _Owner:
-    return _Owner(match["host"], int(match["pid"]), match["place"] or "")
+            is_here = (match["host"], match["place"]) == here
+            yield staging / name, int(match["pid"]) if is_here else None, found
 
 
 def _remove(path: Path, root: Path) -> bool:
