@@ -19,7 +19,7 @@ def command(line: tuple[str, ...]) -> None:
     CXX="kcoord cc -- g++", CMAKE_CUDA_COMPILER_LAUNCHER="kcoord;cc;--", or a script for what takes a path (DeepGEMM's
     DG_JIT_NVCC_COMPILER): exec kcoord cc -- nvcc "$@".
 
-    A command that compiles sources is shared; links, preprocessing, and flags that write further files run as they are.
+    A command that compiles one source is shared; links, preprocessing, and flags that write further files run as they are.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a compiler that runs ends, too
     try:

@@ -19,7 +19,7 @@ from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features
 from kcoord.keys.tools.commands import Inputs
 
-_MESSAGES = "messages"
+_OUTPUT, _MESSAGES = "output", "messages"
 
 
 class CompilerFailed(Exception):
@@ -37,7 +37,7 @@ class Compile:
 
 
 class CompilerBackend(Backend[Compile, int]):
-    """The leader compiles into the artifact's directory. All ranks, the leader too, copy the outputs to where they belong."""
+    """The leader compiles into the artifact's directory. All ranks, the leader too, copy the output to where it belongs."""
 
     name = "cc"
     variables = TOOLCHAIN_VARIABLES
@@ -47,7 +47,7 @@ class CompilerBackend(Backend[Compile, int]):
         return "its output may hold the time of the compile" if request.inputs.is_timed else ""
 
     def label(self, request: Compile) -> str:
-        return Path(request.command.sources[0]).name
+        return Path(request.command.source).name
 
     def factors(self, request: Compile) -> Mapping[str, Any]:
         inputs = request.inputs
@@ -66,33 +66,28 @@ class CompilerBackend(Backend[Compile, int]):
 
     def compile(self, request: Compile, staging: Path) -> int:
         """An output that the compiler does not write, though it ends well, is missing: then nothing is published."""
-        command, said, status = request.command, b"", 0
+        command, made = request.command, staging / _OUTPUT
         rule = () if command.dependencies is None else command.dependencies.flags
-        for number, (line, output) in enumerate(zip(command.canonical, command.outputs, strict=True)):
-            made = staging / str(number)
-            done = subprocess.run([*line, *rule, "-o", str(made)], stderr=subprocess.PIPE)
-            said, status = said + done.stderr, status or status_of(done.returncode)
-            if done.returncode:
-                Path(output).unlink(missing_ok=True)
-            elif made.exists():
-                _write(output, made.read_bytes())
-        sys.stderr.buffer.write(said)
-        if status:
-            raise CompilerFailed(status)
-        if said:
-            (staging / _MESSAGES).write_bytes(said)
+        done = subprocess.run([*command.canonical, *rule, "-o", str(made)], stderr=subprocess.PIPE)
+        sys.stderr.buffer.write(done.stderr)
+        if done.returncode:
+            Path(command.output).unlink(missing_ok=True)
+            raise CompilerFailed(status_of(done.returncode))
+        if made.exists():
+            _write(command.output, made.read_bytes())
+        if done.stderr:
+            (staging / _MESSAGES).write_bytes(done.stderr)
         return 0
 
     def required(self, request: Compile) -> tuple[str, ...]:
-        return tuple(map(str, range(len(request.command.outputs))))
+        return (_OUTPUT,)
 
     def unchanged(self, request: Compile) -> bool:
         return request.inputs.unchanged()
 
     def load(self, request: Compile, artifact: Artifact) -> int:
         command = request.command
-        for number, output in enumerate(command.outputs):
-            _write(output, (artifact.path / str(number)).read_bytes())
+        _write(command.output, (artifact.path / _OUTPUT).read_bytes())
         if command.dependencies is not None:
             _write(command.dependencies.file, _rule(command.dependencies, request.inputs.paths).encode())
         if (said := artifact.path / _MESSAGES).exists():

@@ -1,4 +1,4 @@
-"""A command line of a host compiler or of nvcc that compiles sources, and links nothing."""
+"""A command line of a host compiler or of nvcc that compiles one source, and links nothing."""
 
 from __future__ import annotations
 
@@ -64,22 +64,21 @@ class Dependencies:
 
 @dataclass(frozen=True)
 class Command:
-    """`canonical` are the commands for each source, without outputs and rules for make."""
+    """`canonical` is the command without its output and its rule for make."""
 
-    canonical: tuple[tuple[str, ...], ...]
-    sources: tuple[str, ...]
-    outputs: tuple[str, ...]
+    canonical: tuple[str, ...]
+    source: str
+    output: str
     dependencies: Dependencies | None
     names_places: bool
-    """The output holds the paths of its sources: it has debug information."""
+    """The output holds the path of its source: it has debug information."""
 
 
 def understood(line: Sequence[str]) -> Command | None:
     """None for a command that is to run as it is."""
     try:
-        arguments = list(_expanded(line[1:]))
         implied = [flag for name in _OF_THE_ENVIRONMENT for flag in shlex.split(os.environ.get(name, ""))]
-    except (OSError, ValueError):
+    except ValueError:
         return None
     if any(os.environ.get(name) for name in _RULES_OF_THE_ENVIRONMENT):
         return None
@@ -87,52 +86,49 @@ def understood(line: Sequence[str]) -> Command | None:
     sources: list[str] = []
     named: dict[str, list[str]] = {"-o": [], "-MF": [], "-MT": [], "-MQ": []}
     seen: set[str] = set()
-    rest = iter(arguments)
+    rest = iter(line[1:])
     for argument in rest:
         if argument in named or argument in _VALUES:
             value = next(rest, None)
-            if value is None:
+            if value is None or (argument == "-x" and sources):  # of the sources that follow
                 return None
-            place = named.get(argument)
-            if argument == "-x" and sources:  # of the sources that follow
-                return None
-            if place is None:
-                options += [argument, value]
+            if argument in named:
+                named[argument].append(value)
             else:
-                place.append(value)
+                options += [argument, value]
         elif argument in _DEPENDENCIES:
             seen.add(argument)
-        elif _is_odd(argument):
-            return None
-        elif argument.startswith("-"):
-            options.append(argument)
-        elif argument.endswith(_SOURCES):
+        elif argument.endswith(_SOURCES) and not argument.startswith(("-", "@")):
             sources.append(argument)
+        elif argument.startswith("-") and not _is_odd(argument):
+            options.append(argument)
         else:
             return None
     passed = [*implied, *_passed_on([*options, *implied])]
-    if any(map(_is_odd, passed)):
-        return None
     modes = [option for option in options if option in COMPILES]
+    once = len(sources) == len(modes) == 1 and len(named["-o"]) < 2 and len(named["-MF"]) < 2
+    if not once or any(map(_is_odd, passed)):
+        return None
+    output = (
+        named["-o"][0]
+        if named["-o"]
+        else str(Path(sources[0]).with_suffix(_SUFFIXES.get(modes[0].lstrip("-"), ".o")).name)
+    )
     kind = next((each for each in ("-MMD", "-MD") if each in seen), "")
-    wants_rule = bool(kind)
-    once = len(modes) == 1 and len(named["-o"]) < 2 and len(named["-MF"]) < 2
-    apart = len(sources) == 1 or not (named["-o"] or wants_rule)  # else one name for several files
-    if not (sources and once and apart) or (not wants_rule and any(named[n] for n in ("-MF", "-MT", "-MQ"))):
+    rule = None
+    if kind:
+        targets = (*named["-MT"], *(each.replace("$", "$$") for each in named["-MQ"])) or (output,)
+        file = named["-MF"][0] if named["-MF"] else str(Path(output).with_suffix(".d"))
+        rule = Dependencies(kind, file, targets, "-MP" in seen)
+    elif named["-MF"] or named["-MT"] or named["-MQ"]:
         return None
-    suffix = _SUFFIXES.get(modes[0].lstrip("-"), ".o")
-    outputs = named["-o"] or [Path(source).with_suffix(suffix).name for source in sources]
-    if not all(map(_is_a_file_to_be, (*outputs, *named["-MF"]))):
-        return None
-    targets = (*named["-MT"], *(each.replace("$", "$$") for each in named["-MQ"])) or (outputs[0],)
-    file = named["-MF"][0] if named["-MF"] else str(Path(outputs[0]).with_suffix(".d"))
-    if wants_rule and not _is_a_file_to_be(file):
+    if not all(map(_is_a_file_to_be, (output, rule.file) if rule else (output,))):
         return None
     return Command(
-        canonical=tuple((line[0], *options, source) for source in sources),
-        sources=tuple(sources),
-        outputs=tuple(outputs),
-        dependencies=Dependencies(kind, file, tuple(targets), "-MP" in seen) if wants_rule else None,
+        canonical=(line[0], *options, sources[0]),
+        source=sources[0],
+        output=output,
+        dependencies=rule,
         names_places=any(option in _DEBUG or _is_debug(option) for option in (*options, *passed)),
     )
 
@@ -158,15 +154,3 @@ def _is_a_file_to_be(name: str) -> bool:
 
 def _is_debug(option: str) -> bool:
     return option.startswith("-g") and not option.startswith(("-g0", "-gencode", "-gpu"))
-
-
-def _expanded(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, with those in response files. Raises ValueError for a file that names another, OSError for a missing one."""
-    for argument in arguments:
-        if not argument.startswith("@"):
-            yield argument
-            continue
-        inner = shlex.split(Path(argument[1:]).read_text())
-        if any(each.startswith("@") for each in inner):
-            raise ValueError(f"{argument} names another file of arguments")
-        yield from inner

@@ -1,4 +1,4 @@
-"""``kcoord cc -- COMPILER ARGUMENTS…``: the command is run as it is, or its outputs are taken from the job's."""
+"""``kcoord cc -- COMPILER ARGUMENTS…``: the command is run as it is, or its output is taken from the job's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _request(line: Sequence[str]) -> Compile | None:
         return None
     here, names = coordinator.settings.local_dir, command.names_places
     try:
-        inputs = commands.inputs_of(command.canonical, command.sources, Path.cwd(), here, names)
+        inputs = commands.inputs_of([command.canonical], [command.source], Path.cwd(), here, names)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None  # the compiler says it in words of its own
     return Compile(command, inputs)

@@ -32,7 +32,6 @@ class Compiler(Subject):
 
     def build(self, number: int) -> bytes:
         (self.home / "include" / "suffix.h").write_text(f'#define SUFFIX "{self.suffix}"\n')
-        (self.home / "flags").write_text(f"'-DFLAG=\"{self.flag}\"'\n")
         return self.compiled(f"answer{number}.cpp", self.text % number)
 
     def compiled(self, name: str, text: str) -> bytes:
@@ -40,14 +39,13 @@ class Compiler(Subject):
         source.write_text(text)
         output.unlink(missing_ok=True)
         include = [] if "CPATH" in os.environ else [f"-I{self.home / 'include'}"]
-        line = ["g++", "-c", str(source), f"@{self.home / 'flags'}", *include, "-o", str(output)]
+        line = ["g++", "-c", str(source), f'-DFLAG="{self.flag}"', *include, "-o", str(output)]
         stock = "KCOORD_DISABLE" in os.environ  # the launcher would put the compiler in this process's place
         if subprocess.run(line).returncode if stock else run(line):
             raise RuntimeError("refused")
         return output.read_bytes()
 
     def refuse(self) -> None:
-        (self.home / "flags").touch()
         self.compiled("refused.cpp", "int answer() { return no_such_name; }\n")
 
     def compiles(self) -> int:
@@ -61,7 +59,7 @@ class Compiler(Subject):
             self.text = SOURCE.replace("answer %d", "Answer %d")
         elif name == "a header":
             self.suffix = "!"
-        elif name == "a response file":
+        elif name == "a flag":
             self.flag = "?"
         else:
             other = self.home / "other"

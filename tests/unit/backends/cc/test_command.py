@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kcoord.backends.cc.command import Dependencies, understood
@@ -17,13 +15,12 @@ from kcoord.backends.cc.command import Dependencies, understood
         "clang -x c++ -std=c++20 -Xclang -fno-x -S a.c -o a.s",
         "nvcc -arch=sm_90a -gencode arch=compute_90,code=sm_90 -Xcompiler -fPIC -dc a.cu -o a.o",
         "nvcc a.cu -cubin -o /tmp/x/kernel.cubin --ptxas-options=--verbose --compiler-options -fPIC",
-        "gcc -c a.c b.c",
     ],
 )
-def test_a_command_that_compiles_sources_is_understood(line: str) -> None:
+def test_a_command_that_compiles_a_source_is_understood(line: str) -> None:
     command = understood(line.split())
     assert command is not None
-    assert not any("-o" in canonical for canonical in command.canonical)
+    assert "-o" not in command.canonical
 
 
 @pytest.mark.parametrize(
@@ -39,11 +36,10 @@ def test_a_command_that_compiles_sources_is_understood(line: str) -> None:
         "g++ -c a.cpp --coverage",
         "g++ -c a.cpp -gsplit-dwarf",
         "g++ -c a.cpp -fprofile-use=x",
-        "g++ -c a.cpp b.cpp -o both.o",
-        "g++ -c a.cpp b.cpp -MD",
+        "g++ -c a.cpp b.cpp",
         "g++ -c a.cpp -MF a.d",
         "g++ -c a.cpp -S",
-        "g++ -c a.cpp @no-such-file",
+        "g++ -c a.cpp @flags",
         "g++ -c a.cpp strange",
         "g++ -B /opt/tools -c a.cpp",
         "g++ -v -c a.cpp",
@@ -117,16 +113,8 @@ def test_a_variable_that_asks_for_more_files_is_as_the_flag(
     assert (understood(["nvcc", "-c", "a.cu"]) is None) is runs
 
 
-def test_outputs_without_a_name_are_those_of_the_compiler() -> None:
-    for flag, names in (("-c", ("a.o", "b.o")), ("-S", ("a.s", "b.s")), ("-ptx", ("a.ptx", "b.ptx"))):
-        command = understood(["nvcc", flag, "x/a.cu", "b.cu"])
+def test_an_output_without_a_name_is_that_of_the_compiler() -> None:
+    for flag, name in (("-c", "a.o"), ("-S", "a.s"), ("-ptx", "a.ptx")):
+        command = understood(["nvcc", flag, "x/a.cu"])
         assert command is not None
-        assert command.outputs == names
-
-
-def test_a_response_file_counts_by_its_arguments(tmp_path: Path) -> None:
-    file = tmp_path / "arguments"
-    file.write_text("-O2 '-DX=a b'\n")
-    command = understood(["g++", f"@{file}", "-c", "a.cpp"])
-    assert command is not None
-    assert command.canonical == (("g++", "-O2", "-DX=a b", "-c", "a.cpp"),)
+        assert command.output == name

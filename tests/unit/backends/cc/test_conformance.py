@@ -13,7 +13,7 @@ class TestCompilerLauncher(ForkedSuite):
     program = Path(__file__).with_name("subject.py")
     preload = (WITH_KCOORD,)
     error = "RuntimeError"
-    changes = ("a source", "a header", "a response file", "CPATH")
+    changes = ("a source", "a header", "a flag", "CPATH")
 
     def environment(self, root: Path) -> Mapping[str, str]:
         return with_agents_forked({})
