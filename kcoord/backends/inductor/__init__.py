@@ -29,5 +29,5 @@ COMPILER = _Inductor(
     "inductor",
     "kcoord.backends.inductor.adapter:backend",
     modules={"torch._inductor.compile_fx": "kcoord.backends.inductor.hooks"},
-    packages={"torch": (2, 8)},
+    packages={"torch": (2, 11)},
 )

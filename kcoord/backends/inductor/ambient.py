@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import sys
 import uuid
+from operator import attrgetter
 from typing import Any
 
 _ATTENTION = (
@@ -20,7 +20,7 @@ _ATTENTION = (
 )
 _CASTING = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "maia", "ipu", "xla")
 _PRECISIONS = ("cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-_NEW = {
+_USUAL = {
     "autocast": {},
     "dtype": "torch.float32",
     "device": "cpu",
@@ -29,8 +29,6 @@ _NEW = {
     "precisions": ["none", "tf32", "tf32", "none", "none", "none", "none"],
     "mkldnn": True,
 }
-_OLD = {**_NEW, "priority": [1, 2, 0, 3, 0], "precisions": ["True", *["None"] * 6]}  # torch 2.8
-_USUAL = (_NEW, _OLD)
 """The state of a process that changes nothing: torch's entries have torch's own keys there, and stock finds them."""
 _ALONE = f"kcoord-alone-{uuid.uuid4().hex}-"
 
@@ -64,36 +62,19 @@ def _traced() -> dict[str, Any]:
         },
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.get_default_device()),
-        "attention": [getattr(torch.backends.cuda, name, bool)() for name in _ATTENTION],
-        "priority": getattr(torch._C, "_get_sdp_priority_order", list)(),
-        "precisions": [_precision(torch.backends, name) for name in _PRECISIONS],
+        "attention": [getattr(torch.backends.cuda, name)() for name in _ATTENTION],
+        "priority": torch._C._get_sdp_priority_order(),
+        "precisions": [attrgetter(f"{name}.fp32_precision")(torch.backends) for name in _PRECISIONS],
         "mkldnn": torch._C._get_mkldnn_enabled(),
     }
 
 
-def _precision(found: Any, name: str) -> str:
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return str(getattr(found, "fp32_precision", None) or getattr(found, "allow_tf32", None))
-
-
 def tag() -> str:
-    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that."""
+    """A tag for torch's own keys; empty in the usual state."""
     state = _traced()
-    if _torch_keys_autocast():
-        state["autocast"] = {}
-    if state in _USUAL:
+    if state == _USUAL:
         return ""
     return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@functools.lru_cache(maxsize=1)
-def _torch_keys_autocast() -> bool:
-    """True from torch 2.13 on."""
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
-
-    record = getattr(AOTAutogradCacheDetails, "_record_runtime_state", None)
-    return "autocast_state" in getattr(getattr(record, "__code__", None), "co_names", ())
 
 
 def tagged(alone: bool = False) -> contextlib.AbstractContextManager[object]:

@@ -6,12 +6,13 @@ A lead's entries are collected while torch writes them to its caches, and publis
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
+
+from torch._dynamo.exc import RestartAnalysis
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.fail_open import fails_open
@@ -104,7 +105,7 @@ class OpenCompile:
             compilation.give_up()  # if that failed: others wait
 
     def _end_lead(self, compilation: Compilation, entry: Entry, error: BaseException | None) -> None:
-        if error is not None and not _begins_anew(error):
+        if error is not None and not isinstance(error, RestartAnalysis):  # torch traces anew, under other assumptions
             compilation.raised(error)
         elif (entry.kind, entry.key) not in self.made:
             compilation.refuse_sharing(f"torch kept no entry of {compilation.key.name}")
@@ -120,12 +121,6 @@ class OpenCompile:
         """Go on compiling, for this process alone: nobody waits for it from now on."""
         if self.compilation is not None and not self.compilation.ended:
             self.compilation.refuse_sharing(why)
-
-
-def _begins_anew(error: BaseException) -> bool:
-    """True for what torch raises to trace again, under other assumptions: it says nothing about the graph."""
-    restart = getattr(sys.modules.get("torch._dynamo.exc"), "RestartAnalysis", None)
-    return isinstance(restart, type) and isinstance(error, restart)
 
 
 def record(kind: str, key: str, content: Any) -> None:

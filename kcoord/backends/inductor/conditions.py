@@ -52,7 +52,7 @@ _HARMLESS = {
     "torch._functorch.config": {"unsafe_allow_optimization_of_collectives"},  # which tensors are saved, by this rank's graph
     "torch._dynamo.config": {"enable_compiler_collectives"},  # Dynamo talks before it has a graph to compile
 }  # fmt: skip
-"""Switches with such names that were read in torch 2.8 to 2.14."""
+"""Switches with such names that were read in torch 2.11 to 2.14."""
 
 _CUSTOM = {
     "torch._inductor.config": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,9 +161,3 @@ def _moved(builders: Sequence[Any], directory: Path) -> list[Any]:
             moved, (each._target_file, each._output, each._sources_args)
         )
     return copies
-
-
-def replaces(native: Callable[..., Any]) -> bool:
-    """True if `build` may stand in for this version's function."""
-    names = native.__code__.co_varnames[: native.__code__.co_argcount]
-    return names == ("lock_path", "cpp_builders")

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
+from torch._functorch import config as functorch
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch._inductor import config as inductor
 
 from kcoord.backends.fail_open import fails_open
 from kcoord.backends.inductor import compiles, conditions
@@ -137,7 +139,7 @@ class _Surroundings:
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
-        self._configs = [(config, config.get_config_copy()) for config in _configs()]
+        self._configs = [(config, config.get_config_copy()) for config in (inductor, functorch)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -147,13 +149,6 @@ class _Surroundings:
                 stack.enter_context(config.patch({n: v for n, v in saved.items() if n in now and now[n] is not v}))
             stack.enter_context(torch.set_grad_enabled(self._grad))
             yield
-
-
-def _configs() -> list[Any]:
-    import torch._functorch.config
-    import torch._inductor.config
-
-    return [torch._inductor.config, torch._functorch.config]
 
 
 def _flat(outputs: Any) -> Sequence[Any]:

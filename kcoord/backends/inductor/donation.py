@@ -21,12 +21,6 @@ _ARGUMENTS = re.compile(r"^ +(\w+(?:, \w+)*),? = args$", re.MULTILINE)
 _REUSE = re.compile(r"^.*# reuse$", re.MULTILINE)
 
 
-def replaces(native: Callable[..., Any]) -> bool:
-    """True if `joined` may stand in for this version's function."""
-    parameters = inspect.signature(native).parameters
-    return "spec" in parameters or {"compiled_bw_func", "fw_metadata"} <= parameters.keys()
-
-
 def joined(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """As ``AOTDispatchAutograd.post_compile``, which makes one function of a forward and a backward.
 

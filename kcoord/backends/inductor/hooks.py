@@ -11,105 +11,95 @@ import functools
 import pickle
 import time
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch._dynamo.backends.common import AotAutograd
+from torch._dynamo.backends.distributed import SubmodCompiler
+from torch._functorch._aot_autograd import autograd_cache, graph_compile
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+from torch._guards import TracingContext
+from torch._inductor import codecache, compile_fx
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime.autotune_cache import AutotuneCache
+from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
+from torch._inductor.runtime.runtime_utils import triton_cache_dir
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.triton_bundler import TritonBundler
+from torch.compiler._cache import CacheArtifactManager
+
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import compiles, conditions, cpp, donation, place, tuning
+from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, place, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
 from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
-from kcoord.backends.wrapping import is_wrapped, wraps
+from kcoord.backends.wrapping import differing, is_wrapped, wraps
 from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
 _UNIT_KEY = "a"  # what torch's keys of units begin with
-_GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
+_LOOKUP = "cls key local remote_cache evaluate_guards hints"
+_NEEDED = {
+    "_dynamo.backends.common:AotAutograd.__call__": "",
+    "_dynamo.backends.distributed:SubmodCompiler.run_node": "",
+    "_functorch._aot_autograd.autograd_cache:AOTAutogradCache.find_guarded_entry": _LOOKUP,
+    "_functorch._aot_autograd.autograd_cache:check_node_safe": "node",
+    "_functorch._aot_autograd.graph_compile:_aot_stage2b_bw_compile": "",
+    "_functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd.post_compile": "",
+    "_functorch._aot_autograd.schemas:AOTConfig.force_non_lazy_backward_lowering": "",
+    "_inductor.async_compile:AsyncCompile.wait": "self scope",
+    "_inductor.codecache:FxGraphCache.find_guarded_entry": _LOOKUP,
+    "_inductor.codecache:FxGraphCache.prepare_key": "",
+    "_inductor.codecache:_worker_compile_cpp": "lock_path cpp_builders",
+    "_inductor.compile_fx:_compile_fx_inner": "",
+    "_inductor.runtime.autotune_cache:AutotuneCache._setup_local_cache": "",
+    "_inductor.runtime.autotune_cache:AutotuneCache.__setstate__": "",
+    "_inductor.runtime.coordinate_descent_tuner:CoordescTuner.autotune": "",
+    "_inductor.runtime.triton_heuristics:CachingAutotuner.autotune_to_one_config": "",
+    "_inductor.runtime.triton_heuristics:CachingAutotuner.benchmark_all_configs": "",
+    "_inductor.runtime.triton_heuristics:CachingAutotuner.coordinate_descent_tuning": "",
+    "_inductor.triton_bundler:TritonBundler.read_and_emit": "bundle",
+    "compiler._cache:CacheArtifactManager.record_artifact": "cls artifact_type key content",
+}
+"""The names that are used, and the parameters of functions."""
 
 
 @fails_open(lambda: None)
 def hook() -> None:
-    """Wrap what this version of torch has. Idempotent."""
-    from torch._functorch._aot_autograd import autograd_cache
-    from torch._inductor import codecache, compile_fx
-    from torch._inductor.triton_bundler import TritonBundler
-    from torch.compiler._cache import CacheArtifactManager
-
-    needed = {
-        "find_guarded_entry": (autograd_cache.AOTAutogradCache, codecache.FxGraphCache),
-        "prepare_key": (codecache.FxGraphCache,),
-        "record_artifact": (CacheArtifactManager,),
-        "_compile_fx_inner": (compile_fx,),
-    }
-    missing = [name for name, owners in needed.items() for owner in owners if not hasattr(owner, name)]
-    if missing:
-        notices.tell(f"this torch has no {missing[0]}: torch.compile is left alone, and its kernels are shared")
+    """Idempotent."""
+    if is_wrapped(compile_fx._compile_fx_inner):
         return
-    for cache, kind in ((autograd_cache.AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
+    if name := differing("torch", _NEEDED):
+        notices.tell(f"this torch's {name} differs: torch.compile is left alone, and its kernels are shared")
+        return
+    for cache, kind in ((AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
         _wrap(cache, "find_guarded_entry", functools.partial(_lookup, kind), of_class=True)
     _wrap(autograd_cache, "check_node_safe", _check_node)
     _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
-    shares_units = _compiles_backwards_early()
-    _wrap(
-        import_module("torch._dynamo.backends.common").AotAutograd, "__call__", functools.partial(_unit, shares_units)
-    )
+    _wrap(AotAutograd, "__call__", _unit)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
+    _wrap(graph_compile, "_aot_stage2b_bw_compile", _backward_with_forward)
+    _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
+    _wrap(SubmodCompiler, "__init__", ddp.made)
+    _wrap(SubmodCompiler, "run_node", ddp.run_node)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
-    _hook_tuning()
-    if cpp.replaces(codecache._worker_compile_cpp):
-        codecache._worker_compile_cpp = cpp.build
-    if shares_units:
-        _wrap(import_module(_GRAPH_COMPILE), "_aot_stage2b_bw_compile", _backward_with_forward)
-        from torch._dynamo.backends.distributed import SubmodCompiler
-        from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
-
-        from kcoord.backends.inductor import ddp  # here, because it imports names that not every torch has
-
-        _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
-        _wrap(SubmodCompiler, "__init__", ddp.made)
-        _wrap(SubmodCompiler, "run_node", ddp.run_node)
-
-
-@fails_open(lambda: None)
-def _hook_tuning() -> None:
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.runtime.autotune_cache import AutotuneCache
-    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
+    codecache._worker_compile_cpp = cpp.build
     for name in ("_setup_local_cache", "__setstate__"):
         _wrap(AutotuneCache, name, tuning.in_our_cache)
     _wrap(AsyncCompile, "wait", tuning.kernels_ready)
-    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.tuning)
+    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.fastest)
     _wrap(CachingAutotuner, "benchmark_all_configs", tuning.measurements)
-    _wrap(CachingAutotuner, "_coordinate_descent_tuning", tuning.tuning)
+    _wrap(CachingAutotuner, "coordinate_descent_tuning", tuning.descended)
     _wrap(CoordescTuner, "autotune", tuning.descent)
 
 
-def _compiles_backwards_early() -> bool:
-    """True if this torch can compile a backward with its forward; else each rank traces its units, and graphs are shared."""
-    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
-    from torch._functorch._aot_autograd.schemas import AOTConfig
-
-    stages = import_module(_GRAPH_COMPILE) if find_spec(_GRAPH_COMPILE) else None
-    settings = {field.name for field in dataclasses.fields(AOTConfig)}
-    known = hasattr(stages, "_aot_stage2b_bw_compile") and donation.replaces(AOTDispatchAutograd.post_compile)
-    return known and "force_non_lazy_backward_lowering" in settings
-
-
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
-    """Put ``wrapper(native, …)`` in place of a function or method of `owner`, if this version has it.
-
-    `of_class`: a class or static method.
-    """
-    native = getattr(owner, name, None)
-    if native is None or is_wrapped(native):
-        return
+    """Put ``wrapper(native, …)`` in place of a function or method of `owner`. `of_class`: a class or static method."""
+    native = getattr(owner, name)
 
     @wraps(native)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -121,14 +111,11 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
 # Where compiles begin and end.
 
 
-def _unit(shared: bool, native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
-    """As ``AotAutograd.__call__``. Without `shared`, torch's own caches alone may answer."""
+def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
+    """As ``AotAutograd.__call__``."""
     _tell_of_devices(inputs)
     place.look()
-    with (
-        _tagged(_is_spread(gm, inputs)),
-        OpenCompile(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
-    ):
+    with _tagged(_is_spread(gm, inputs)), OpenCompile(UNIT, _problem(UNIT, gm, inputs)):
         return native(aot, gm, inputs, **kwargs)
 
 
@@ -243,8 +230,6 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
 
 def _donated() -> tuple[int, ...]:
     """The saved tensors that the backward under way may overwrite."""
-    from torch._guards import TracingContext
-
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(getattr(metadata, "bw_donated_idxs", None) or ())
@@ -285,8 +270,6 @@ def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
 
 @fails_open(lambda stack, bundle: None)
 def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
-    from torch._inductor.runtime.runtime_utils import triton_cache_dir
-
     missing = any(
         not Path(triton_cache_dir(each.device), each.kernel_hash).exists() for each in bundle.kernel_artifacts
     )

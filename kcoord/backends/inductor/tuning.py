@@ -18,7 +18,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +142,8 @@ def _heuristic(tuner: Any) -> str:
 
 
 def _descends(tuner: Any) -> bool:
-    """True if torch goes on by coordinate descent from the fastest configuration."""
-    if not tuner.inductor_meta.get("coordinate_descent_tuning"):
-        return False
-    decided = getattr(tuner, "_should_coordesc_tune", None)
-    if isinstance(decided, bool):
-        return decided
-    is_reduction = _heuristic(tuner) in ("REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
-    is_left = _heuristic(tuner) in ("TEMPLATE", "FIXED") or (
-        is_reduction and getattr(tuner, "deterministic_mode", False)
-    )
-    return not is_left
+    """True if torch then calls `descended`, which descends from the fastest configuration, or leaves it."""
+    return bool(tuner.inductor_meta.get("coordinate_descent_tuning"))
 
 
 def _will_descend(tuner: Any) -> bool:
@@ -180,13 +171,29 @@ class _Under(threading.local):
 _under = _Under()
 
 
-def tuning(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """As ``CachingAutotuner.autotune_to_one_config`` and ``_coordinate_descent_tuning``, which call the two below."""
+@contextlib.contextmanager
+def _tuning(tuner: Any) -> Iterator[None]:
     before, _under.tuner = _under.tuner, tuner
     try:
-        return native(tuner, *args, **kwargs)
+        yield
     finally:
         _under.tuner = before
+
+
+def fastest(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``CachingAutotuner.autotune_to_one_config``, which calls `measurements`."""
+    with _tuning(tuner):
+        return native(tuner, *args, **kwargs)
+
+
+def descended(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``CachingAutotuner.coordinate_descent_tuning``, which calls `descent` for most kinds of kernels."""
+    with _tuning(tuner):
+        launcher = native(tuner, *args, **kwargs)
+    if not _known(tuner):
+        _choose(tuner, launcher.config)
+    _modules.pop(tuner, None)  # torch asks again at each launch of such a kernel
+    return launcher
 
 
 def measurements(native: Callable[..., dict[Any, float]], tuner: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
@@ -226,10 +233,7 @@ def descent(
     with _no_dispatch_modes():
         if chosen is not None and _runs(measure, chosen):
             return chosen
-        best = native(torchs, measure, baseline, *args, **kwargs)
-    if tuner is not None:
-        _choose(tuner, best)
-    return best
+        return native(torchs, measure, baseline, *args, **kwargs)
 
 
 def _runs(measure: Callable[[Any], float], config: Any) -> bool:
@@ -266,10 +270,10 @@ def _config_of(choice: Choice, baseline: Any) -> Any | None:
 
 
 def _no_dispatch_modes() -> contextlib.AbstractContextManager[object]:
-    from torch.utils import _python_dispatch
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    disable = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
-    return disable()
+    disabled: contextlib.AbstractContextManager[object] = _disable_current_modes()
+    return disabled
 
 
 # Torch's own cache of choices.

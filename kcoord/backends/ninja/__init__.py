@@ -8,6 +8,6 @@ COMPILER = Compiler(
     modules=dict.fromkeys(
         ("torch.utils.cpp_extension", "flashinfer.jit.core", "tvm_ffi.cpp.extension"), "kcoord.backends.ninja.hooks"
     ),
-    packages={"torch": (2, 8)},
+    packages={"torch": (2, 11)},
     recipes=("ninja",),
 )

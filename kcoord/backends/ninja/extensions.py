@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 import subprocess
 import tempfile
@@ -42,10 +41,8 @@ class Extension(Library):
     def build(self, directory: Path) -> None:
         from torch.utils import cpp_extension
 
-        build = cpp_extension._write_ninja_file_and_build_library
-        sources = list(self._copies(directory))
-        arguments = {**self.arguments, "sources": sources, "build_directory": str(directory)}
-        build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
+        arguments = {**self.arguments, "sources": list(self._copies(directory)), "build_directory": str(directory)}
+        cpp_extension._write_ninja_file_and_build_library(**arguments)
 
     def _copies(self, directory: Path) -> Iterator[str]:
         """The sources, or copies of those that this job has just generated: each of its ranks may write them again, in place,
@@ -97,7 +94,7 @@ def request_of(arguments: Mapping[str, Any]) -> Extension | None:
     from torch.utils import cpp_extension as torchs
 
     coordinator = coordinator_in_use()
-    if coordinator is None or arguments["is_standalone"] or torchs.IS_HIP_EXTENSION or arguments.get("with_sycl"):
+    if coordinator is None or arguments["is_standalone"] or torchs.IS_HIP_EXTENSION or arguments["with_sycl"]:
         return None
     sources = [str(Path(source).absolute()) for source in arguments["sources"]]
     lists = {name: list(arguments.get(name) or ()) for name in LISTS}
@@ -140,7 +137,7 @@ def _inputs(torchs: Any, asked: dict[str, Any], place: Path, local_dir: Path) ->
     """Torch runs ninja in `place`."""
     with tempfile.TemporaryDirectory(prefix="kcoord-ninja-") as directory:
         flags = torchs._prepare_ldflags(list(asked["extra_ldflags"]), asked["with_cuda"], False, False, False)
-        write = torchs._write_ninja_file_to_build_library
-        wanted = {**asked, "path": str(Path(directory, "build.ninja")), "extra_ldflags": flags}
-        write(**{name: value for name, value in wanted.items() if name in inspect.signature(write).parameters})
-        return inputs_of(Path(directory, "build.ninja"), place, local_dir)[0]
+        file = Path(directory, "build.ninja")
+        wanted = {name: value for name, value in asked.items() if name != "verbose"}
+        torchs._write_ninja_file_to_build_library(**{**wanted, "path": str(file), "extra_ldflags": flags})
+        return inputs_of(file, place, local_dir)[0]

@@ -7,23 +7,30 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.ninja import directories, extensions
 from kcoord.backends.ninja.adapter import backend
-from kcoord.backends.wrapping import is_wrapped, wraps
+from kcoord.backends.wrapping import differing, is_wrapped, wraps
 from kcoord.files.atomic import replace_file
 
-_NEEDED = ("JIT_EXTENSION_VERSIONER", "_write_ninja_file_and_build_library", "_write_ninja_file_to_build_library",
-           "_import_module_from_library", "_prepare_ldflags", "_maybe_write", "LIB_EXT")  # fmt: skip
-_PARAMETERS = {
-    "name", "sources", *extensions.LISTS, "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
-    "is_standalone", "keep_intermediates",
-}  # fmt: skip
+_FLAGS = " ".join(extensions.LISTS)
+_NEEDED = {
+    "utils.cpp_extension:JIT_EXTENSION_VERSIONER": "",
+    "utils.cpp_extension:LIB_EXT": "",
+    "utils.cpp_extension:_import_module_from_library": "module_name path is_python_module",
+    "utils.cpp_extension:_jit_compile": f"name sources {_FLAGS} build_directory verbose with_cuda with_sycl is_python_module"
+    " is_standalone keep_intermediates",
+    "utils.cpp_extension:_maybe_write": "filename new_content",
+    "utils.cpp_extension:_prepare_ldflags": "extra_ldflags with_cuda with_sycl verbose is_standalone",
+    "utils.cpp_extension:_write_ninja_file_and_build_library": f"name sources {_FLAGS} build_directory verbose with_cuda"
+    " with_sycl is_standalone",
+    "utils.cpp_extension:_write_ninja_file_to_build_library": f"path name sources {_FLAGS} with_cuda with_sycl is_standalone",
+}
+"""The names of torch's that are used, and the parameters of functions."""
 
 
 def hook() -> None:
@@ -42,30 +49,31 @@ def _hook_extensions(cpp_extension: Any) -> None:
     native = cpp_extension._jit_compile
     if is_wrapped(native):
         return
-    signature = inspect.signature(native)
-    missing = [name for name in _NEEDED if not hasattr(cpp_extension, name)]
-    missing += sorted(set(signature.parameters) - _PARAMETERS)
-    if missing:
-        notices.tell(f"this torch's cpp_extension differs in {missing[0]}: extensions are built by each rank")
+    if name := differing("torch", _NEEDED):
+        notices.tell(f"this torch's {name.partition(':')[2]} differs: extensions are built by each rank")
         return
+    signature = inspect.signature(native)
 
     @wraps(native)
     def jit_compile(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        with _versions(cpp_extension.JIT_EXTENSION_VERSIONER, given.arguments["name"]) as back:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, versions = bound.arguments, cpp_extension.JIT_EXTENSION_VERSIONER.entries
+        before = versions.get(given["name"])
 
-            def compile() -> Any:
-                back()
-                return native(*args, **kwargs)
+        def compile() -> Any:
+            versions.pop(given["name"], None)  # torch notes its next version itself
+            if before is not None:
+                versions[given["name"]] = before
+            return native(*args, **kwargs)
 
-            request = extensions.request_of(given.arguments)
-            if request is None:
-                return compile()
-            files, place = extensions.loaded.get(request.name, ((), request.place))
-            if files == request.inputs.files and (place / request.file).exists():
-                return request.load(place)
-            return backend.obtain(request, functools.partial(_from, request, compile))
+        request = extensions.request_of(given)
+        if request is None:
+            return compile()
+        files, place = extensions.loaded.get(request.name, ((), request.place))
+        if files == request.inputs.files and (place / request.file).exists():
+            return request.load(place)
+        return backend.obtain(request, functools.partial(_from, request, compile))
 
     cpp_extension._jit_compile = jit_compile
     cpp_extension._maybe_write = _maybe_write
@@ -76,19 +84,6 @@ def _from(request: extensions.Extension, compile: Callable[[], Any]) -> Any:
     made = compile()
     extensions.loaded[request.name] = request.inputs.files, request.place
     return made
-
-
-@contextmanager
-def _versions(versioner: Any, name: str) -> Iterator[Callable[[], None]]:
-    """A block in which the extension `name` may get its next version; the function that it is given takes that back."""
-    before = versioner.entries.get(name)
-
-    def back() -> None:
-        versioner.entries.pop(name, None)
-        if before is not None:
-            versioner.entries[name] = before
-
-    yield back
 
 
 def _maybe_write(filename: str, new_content: str) -> None:

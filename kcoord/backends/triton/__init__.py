@@ -54,6 +54,6 @@ COMPILER = _Triton(
     "triton",
     "kcoord.backends.triton.adapter:backend",
     modules={"triton": "kcoord.backends.triton.hooks"},
-    packages={"triton": OLDEST, "torch": (2, 8)},
+    packages={"triton": OLDEST, "torch": (2, 11)},
     recipes=("triton",),
 )

@@ -77,7 +77,7 @@ class Kernel(CachingAutotuner):
         self.heuristic_type, self.custom_kernel, self.deterministic_mode = HeuristicType.POINTWISE, False, False
         self.compile_results, self.precompile_time_taken_ns, self.save_cache_hook = [], 0, None
         self.coordesc_tuner, self.lock, self.size_hints = Descent(), threading.Lock(), {"x": 4096}
-        self.autotune_time_taken_ns, self._should_coordesc_tune = 0, descends
+        self.autotune_time_taken_ns, self.compile_id, self.is_backward = 0, None, False
 
     def benchmark_all_configs(self, *args: Any, **kwargs: Any) -> dict[Any, float]:
         return tuning.measurements(Kernel.measure, self, *args, **kwargs)
@@ -100,10 +100,9 @@ class Kernel(CachingAutotuner):
     def launch(self) -> tuple[int, int]:
         """The block size and the warps that run."""
         if len(self.launchers) > 1:
-            tuning.tuning(CachingAutotuner.autotune_to_one_config, self)
+            tuning.fastest(CachingAutotuner.autotune_to_one_config, self)
         if self.inductor_meta["coordinate_descent_tuning"]:
-            launcher = tuning.tuning(CachingAutotuner._coordinate_descent_tuning, self, self.launchers[0])
-            self.launchers = [launcher]
+            self.launchers = [tuning.descended(CachingAutotuner.coordinate_descent_tuning, self, self.launchers[0])]
         return self.launchers[0].config.kwargs["XBLOCK"], self.launchers[0].config.num_warps
 
 
@@ -223,8 +222,9 @@ def test_a_choice_by_coordinate_descent_that_does_not_run_here_is_made_again(
 
 def test_a_kernel_that_torch_does_not_descend_for_keeps_no_module_back(shared: Shared) -> None:
     template, other = Kernel("template", {64: FAST}, descends=True), Kernel("k", {64: FAST, 128: SLOW})
-    template.heuristic_type, template._should_coordesc_tune = HeuristicType.TEMPLATE, False
+    template.heuristic_type = HeuristicType.TEMPLATE
     module(template, other)
+    assert template.launch() == template.launch() == (64, 4)
     other.launch()
     offered(shared)
 
