@@ -12,7 +12,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
-from kcoord.backends.tilelang import callbacks, cubins, includes
+from kcoord.backends.tilelang.conditions import reason_not_shared
 from kcoord.backends.tilelang.request import Kernel, recipe_of, request_of
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
@@ -24,7 +24,6 @@ from kcoord.keys.packages import identity_of
 from kcoord.packs.recipe import Recipe
 
 _PACKAGES = ("tilelang", "tvm_ffi", "torch")
-_SHARED = {"tvm_ffi", "cython"}
 
 
 class TileLangBackend(Backend[Kernel, Any]):
@@ -42,12 +41,7 @@ class TileLangBackend(Backend[Kernel, Any]):
     keeps_handles = False
 
     def bypass(self, request: Kernel) -> str:
-        kind = request.target.kind.name
-        if request.execution == "cutedsl":
-            return "CuTe DSL compiles it at its first launch, into the directory that it was loaded from"
-        if request.execution not in _SHARED or kind not in ("cuda", "c", "llvm"):
-            return f"kernels of {request.execution} for {kind} have not been tried"
-        return callbacks.problem() or includes.problem(request, self.trees(request), callbacks.factors())
+        return reason_not_shared(request)
 
     def label(self, request: Kernel) -> str:
         return str((request.function.attrs or {}).get("global_symbol", "kernel"))
@@ -61,7 +55,6 @@ class TileLangBackend(Backend[Kernel, Any]):
             "out_idx": json.dumps(request.out_idx),
             "pass_configs": json.dumps(request.pass_configs, sort_keys=True),
             "flags": json.dumps(request.flags),
-            "callbacks": callbacks.factors(),
             "packages": [identity_of(package) for package in _PACKAGES],
             "abi": host_abi(),
         }
@@ -78,13 +71,12 @@ class TileLangBackend(Backend[Kernel, Any]):
         return tuple(str(tool) for tool in found if tool)
 
     def trees(self, request: Kernel) -> tuple[str, ...]:
-        """The templates, which people edit, wherever they are; CUTLASS if it is not the package's own; the flags' directories."""
+        """The templates, which people edit, wherever they are; CUTLASS if it is not the package's own."""
         import tilelang
         from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
-        cutlass = Path(CUTLASS_INCLUDE_DIR).resolve()
-        is_own = cutlass.is_relative_to(Path(tilelang.__file__).resolve().parent)
-        return (TILELANG_TEMPLATE_PATH, *(() if is_own else (str(cutlass),)), *includes.directories(request))
+        is_own = Path(CUTLASS_INCLUDE_DIR).resolve().is_relative_to(Path(tilelang.__file__).resolve().parent)
+        return (TILELANG_TEMPLATE_PATH,) if is_own else (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR)
 
     def target(self, request: Kernel) -> GPUTarget | None:
         if request.target.kind.name != "cuda":
@@ -102,19 +94,18 @@ class TileLangBackend(Backend[Kernel, Any]):
     def compile(self, request: Kernel, staging: Path) -> Any:
         from tilelang.jit import JITKernel
 
-        with cubins.left_out():
-            kernel = JITKernel(
-                request.function,
-                out_idx=request.out_idx,
-                execution_backend=request.execution,
-                target=request.target,
-                target_host=request.host,
-                verbose=request.verbose,
-                pass_configs=request.pass_configs,
-                compile_flags=request.flags,
-                backend_context=request.context,
-            )
-            self._save(request, kernel, staging)
+        kernel = JITKernel(
+            request.function,
+            out_idx=request.out_idx,
+            execution_backend=request.execution,
+            target=request.target,
+            target_host=request.host,
+            verbose=request.verbose,
+            pass_configs=request.pass_configs,
+            compile_flags=request.flags,
+            backend_context=request.context,
+        )
+        self._save(request, kernel, staging)
         return kernel
 
     def _save(self, request: Kernel, kernel: Any, staging: Path) -> None:

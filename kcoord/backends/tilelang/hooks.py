@@ -8,24 +8,29 @@ from dataclasses import replace
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.tilelang import callbacks, cubins, tuning
+from kcoord.backends.tilelang import conditions, tuning
 from kcoord.backends.tilelang.adapter import backend
 from kcoord.backends.tilelang.request import Kernel
-from kcoord.backends.wrapping import is_wrapped, wraps
+from kcoord.backends.wrapping import differing, is_wrapped, wraps
 from kcoord.errors import KeyFactorError
 
-_METHODS = {
-    "_generate_key": {"func", "out_idx", "execution_backend", "args", "target", "target_host", "pass_configs", "compile_flags"},
-    "_load_kernel_from_disk": {"key", "backend_context", "out_idx", "pass_configs", "compile_flags", "func", "verbose"},
-    "_build_kernel": {
-        "func", "host_kernel_source", "device_kernel_source", "kernel_lib_path", "kernel_params", "backend_context", "out_idx",
-        "pass_configs", "compile_flags",
-    },
-    "_save_kernel_source_code_to_disk": {"kernel", "cache_path", "verbose"},
-    "_save_wrapper_kernel_code_to_disk": {"kernel", "cache_path", "verbose"},
-    "_save_so_cubin_to_disk": {"kernel", "cache_path", "verbose"},
-    "_get_required_files": {"cache_path"},
-}  # fmt: skip
+_CACHE, _TUNER = "cache.kernel_cache:KernelCache", "autotuner.tuner:AutoTuner"
+_NEEDED = {
+    "cache.cuda_binary_cache:CUDABinaryCache.load": "cls key compile_format",
+    "cache.cuda_binary_cache:CUDABinaryCache.save": "cls key compile_format data",
+    f"{_CACHE}._build_kernel": "self func host_kernel_source device_kernel_source kernel_lib_path kernel_params backend_context"
+    " out_idx pass_configs compile_flags",
+    f"{_CACHE}._generate_key": "self func out_idx execution_backend args target target_host pass_configs compile_flags",
+    f"{_CACHE}._get_required_files": "self cache_path",
+    f"{_CACHE}._load_kernel_from_disk": "self key backend_context out_idx pass_configs compile_flags func verbose",
+    f"{_CACHE}._save_kernel_source_code_to_disk": "self kernel cache_path verbose",
+    f"{_CACHE}._save_so_cubin_to_disk": "self kernel cache_path verbose",
+    f"{_CACHE}._save_wrapper_kernel_code_to_disk": "self kernel cache_path verbose",
+}
+"""The names that are used, and the parameters of functions."""
+_TUNING = {
+    f"{_TUNER}.{name}": "" for name in ("generate_cache_key", "_load_result_from_disk", "run", "_ensure_jit_functions")
+}
 
 
 class _Key(str):
@@ -43,22 +48,16 @@ def hook() -> None:
 
     if is_wrapped(KernelCache._load_kernel_from_disk):
         return
-    differs = next((name for name, known in _METHODS.items() if _parameters(KernelCache, name) != known), None)
-    if differs:
-        notices.tell(f"this TileLang's {differs} differs: its kernels are compiled by each rank")
+    if name := differing("tilelang", _NEEDED):
+        notices.tell(f"this TileLang's {name} differs: its kernels are compiled by each rank")
         return
-    callbacks.watch()
+    conditions.watch_callbacks()
     _hook_kernels(KernelCache)
-    cubins.hook(CUDABinaryCache)
-    if missing := [name for name in tuning.METHODS if not hasattr(AutoTuner, name)]:
-        notices.tell(f"this TileLang's AutoTuner has no {missing[0]}: its choices are made by each rank")
+    _switch_off(CUDABinaryCache)
+    if name := differing("tilelang", _TUNING):
+        notices.tell(f"this TileLang's {name} differs: its choices are made by each rank")
     else:
         tuning.hook(AutoTuner)
-
-
-def _parameters(cache: Any, name: str) -> set[str]:
-    method = getattr(cache, name, None)
-    return set(inspect.signature(method).parameters) - {"self"} if method else set()
 
 
 def _hook_kernels(cache: Any) -> None:
@@ -81,6 +80,19 @@ def _hook_kernels(cache: Any) -> None:
         return backend.obtain(request, native)
 
     cache._generate_key, cache._load_kernel_from_disk = generate_key, load
+
+
+def _switch_off(cache: Any) -> None:
+    """TileLang's cache of nvcc's output. Its key holds neither compilers nor templates."""
+
+    def wrapped(native: Any) -> Any:
+        @functools.wraps(native)
+        def unless_shared(*args: Any, **kwargs: Any) -> Any:
+            return native(*args, **kwargs) if coordinator_in_use() is None else None
+
+        return unless_shared
+
+    cache.load, cache.save = wrapped(cache.load), wrapped(cache.save)
 
 
 @fails_open(lambda *arguments: None)

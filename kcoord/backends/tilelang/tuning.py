@@ -30,9 +30,6 @@ from kcoord.keys.packages import identity_of
 
 _FORMAT = 1
 _PASS_CONFIGS = "__pass_configs__"  # TileLang's name for what it passes to the compile beside the arguments
-METHODS = (
-    "generate_cache_key", "_load_result_from_disk", "run", "_resolve_grouped_compile_mode", "_ensure_jit_functions",
-)  # fmt: skip
 _environment = Environment(TOOLCHAIN_VARIABLES)
 
 
@@ -67,19 +64,6 @@ def hook(tuner: Any) -> None:
         return result if key is None else _agreed(self, key, result, time.perf_counter() - begun)
 
     tuner.generate_cache_key, tuner._load_result_from_disk, tuner.run = generate_cache_key, load_result, run
-    # One nvcc for several configurations would leave nothing that a kernel's key names.
-    tuner._resolve_grouped_compile_mode = _one_by_one(tuner._resolve_grouped_compile_mode)
-
-
-def _one_by_one(native: Any) -> Any:
-    @functools.wraps(native)
-    def resolve(self: Any, *args: Any, **kwargs: Any) -> Any:
-        target, execution, is_grouped, reason = native(self, *args, **kwargs)
-        if is_grouped and coordinator_in_use() is not None:
-            is_grouped, reason = False, "kcoord shares each configuration's kernel"
-        return target, execution, is_grouped, reason
-
-    return resolve
 
 
 @fails_open(lambda *arguments: None)

@@ -20,7 +20,6 @@ import tilelang  # noqa: E402
 import tilelang.language as T  # noqa: E402
 import torch  # noqa: E402
 from tilelang.contrib import nvcc  # noqa: E402
-from tilelang.engine.callback import register_c_postproc, register_cuda_postproc  # noqa: E402
 from tilelang.jit import JITKernel  # noqa: E402
 
 from kcoord.testing import Subject, main  # noqa: E402
@@ -86,9 +85,6 @@ class TileLang(Subject):
     def change(self, name: str) -> None:
         if name == "a global":
             globals()["BY"] = 4
-        elif name == "a callback":
-            register = register_cuda_postproc if IS_FOR_GPU else register_c_postproc
-            register(lambda code, target: code.replace("exp", "log"))
         elif name == "NVCC_APPEND_FLAGS":
             os.environ[name] = "-use_fast_math"
         else:

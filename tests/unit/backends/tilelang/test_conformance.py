@@ -33,7 +33,7 @@ class TestForTheProcessor(BackendSuite):
 class TestForAGPU(TestForTheProcessor):
     interrupted = "RuntimeError"  # TVM's own, which quotes the other
     targets = ({"ARCH": "sm_80"}, {"ARCH": "sm_90a"})
-    changes = (*TestForTheProcessor.changes, "a callback", "NVCC_APPEND_FLAGS")
+    changes = (*TestForTheProcessor.changes, "NVCC_APPEND_FLAGS")
 
     def environment(self, root: Path) -> Mapping[str, str]:
         return {**super().environment(root), "FOR": "cuda"}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +11,11 @@ from typing import Any
 import pytest
 
 from kcoord.artifacts.catalog import local_manifests
-from kcoord.backends.tilelang import includes
-from kcoord.backends.tilelang.adapter import TileLangBackend
+from kcoord.backends.tilelang.conditions import reason_not_shared
 from kcoord.backends.tilelang.request import Kernel
-from kcoord.errors import KeyFactorError
 from tests.support.command import KCOORD
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, finish
+from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="needs tilelang")
 
@@ -49,15 +46,8 @@ def test_a_launched_script_is_hooked_though_tilelang_imports_torch_first(sandbox
 
 def test_a_kernel_of_a_profile_is_compiled_before_the_job(sandbox: Sandbox) -> None:
     """vllm#47249: a worker dies while it compiles TileLang's kernels in mid-run."""
-    store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
-    assert run(sandbox, "compile", **store)["compiles"] == 1
-    recorded = sandbox.root / "store" / "v2" / "profiles"
-    eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(sandbox.root / "store" / "v2" / "objects")
-    store["KCOORD_LOCAL_DIR"] = str(sandbox.root / "new")
-    warmed = sandbox.run_kcoord(*KCOORD, "warmup", "job", **environment(sandbox, "cache", **store))
-    assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
-    assert run(sandbox, "compile", **store)["compiles"] == 0
+    first, again = run_warmed(sandbox, lambda job: run(sandbox, "compile", **job), **environment(sandbox, "cache"))
+    assert (first["compiles"], again["compiles"]) == (1, 0)
 
 
 def test_an_artifact_that_does_not_load_is_compiled_for_this_process_and_stays(sandbox: Sandbox) -> None:
@@ -88,80 +78,75 @@ def test_without_a_cuda_toolkit_tilelang_says_its_own_error(sandbox: Sandbox) ->
     assert "is compiled by each rank for itself: Failed to automatically detect CUDA" in found["said"]
 
 
+def reason(*flags: str, code: str = "", execution: str = "cython", device_flags: str = "") -> str:
+    """Why a kernel of the processor with this code and these flags is not shared."""
+    pytest.importorskip("tilelang")
+    import tvm
+
+    target = SimpleNamespace(kind=SimpleNamespace(name="c"))
+    configs = {"tl.device_compile_flags": device_flags}
+    function = tvm.runtime.convert(code)  # whose IR is a string
+    return reason_not_shared(Kernel(None, function, execution, target, None, None, configs, flags))
+
+
 def test_kernels_of_nvrtc_are_not_shared() -> None:
     """Their key would hold neither libnvrtc nor cuda-bindings."""
-    target = SimpleNamespace(kind=SimpleNamespace(name="cuda"))
-    request = Kernel(None, None, "nvrtc", target, None, None, {}, None)
-    assert TileLangBackend().bypass(request) == "kernels of nvrtc for cuda have not been tried"
+    assert reason(execution="nvrtc") == "kernels of nvrtc for c have not been tried"
 
 
-@pytest.mark.parametrize("flags", [["-I{}"], ["-isystem {}"], "-O1 -I{}"])
-def test_headers_of_the_flags_directories_count_by_their_content(sandbox: Sandbox, flags: list[str] | str) -> None:
-    directory = sandbox.root / "include"
-    (directory / "sub").mkdir(parents=True)
-    (directory / "value.h").write_text('#include <cstdint>\n#include "sub/value.h"\n')
-    sources = ['#include "value.h"\n', "#include <value.h>", '// two lines\n#include "sub/value.h"\n']
-    given = {"FLAGS": json.dumps(flags).replace("{}", str(directory)), "SOURCES": json.dumps(sources)}
-    rows = []
-    for number in (2, 2, 3):
-        text = f'#pragma once\nextern "C" inline float value() {{ return {number}.0f; }}\n'
-        if not (directory / "sub" / "value.h").exists() or number == 3:
-            (directory / "sub" / "value.h").write_text(text)
-        found = run(sandbox, "includes", **given)
-        rows.append((found["values"], found["compiles"]))
-    assert rows == [([2.0] * 3, 3), ([2.0] * 3, 0), ([3.0] * 3, 3)]
+@pytest.mark.parametrize(
+    "flag",
+    ["-I.", "-I /a", "-isystem /a", "'-I' '/a'", "-include a.h", "-iprefix a", "@flags", "--include-path=a", "-Xcompiler=-Ia",
+     "/a.o", "-L/a", "-x=a/b"],
+)  # fmt: skip
+def test_a_flag_that_names_files_keeps_a_kernel_in_the_process(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    assert "names files that its key does not hold" in reason("-O2", flag)
+    assert "names files that its key does not hold" in reason(device_flags=f"-O2 {flag}")
+    if not flag.startswith(("/", "-L", "-x")):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", flag)
+        assert "names files that its key does not hold" in reason()
 
 
-@pytest.mark.parametrize("flag", ["-I.", "-include {}/value.h", "-iprefix {}", "@{}/flags"])
-def test_a_file_of_the_flags_that_no_key_holds_keeps_kernels_in_the_process(sandbox: Sandbox, flag: str) -> None:
-    (sandbox.root / "value.h").write_text('#pragma once\nextern "C" inline float value() { return 2.0f; }\n')
-    (sandbox.root / "flags").write_text("-O1\n")
-    given = {"FLAGS": json.dumps([flag.replace("{}", str(sandbox.root)), f"-I{sandbox.root}"])}
-    assert run(sandbox, "includes", **given, SOURCES='["#include <value.h>"]')["values"] == [2.0]
-    assert not list(local_manifests(sandbox.local))
+def test_flags_that_name_no_file_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-ccbin=/usr/bin/g++")  # a tool
+    assert not reason("-O2", "-DPATH=a/b -use_fast_math", device_flags="--ptxas-options=-v")
 
 
-def test_a_header_outside_of_the_flags_directories_keeps_kernels_in_the_process(sandbox: Sandbox) -> None:
-    (sandbox.root / "include" / ".hidden").mkdir(parents=True)
-    text = '#pragma once\nextern "C" inline float value() { return 2.0f; }\n'
-    for name in ("value.h", "include/.hidden/value.h"):
-        (sandbox.root / name).write_text(text)
-    (sandbox.root / "include" / "by.h").write_text('#include "../value.h"\n')
-    sources = [
-        f'#include "{sandbox.root}/value.h"',
-        f'// two lines\n#include "{sandbox.root}/value.h"\n',
-        f"#include <{sandbox.root}/value.h>",
-        '#include "../value.h"',
-        "/* of\n it */ # /**/ include <../value.h>",
-        '#include \\\n "../value.h"',
-        f'#define HEADER "{sandbox.root}/value.h"\n#include HEADER',
+@pytest.mark.parametrize(
+    "code",
+    [
+        '#include "/a/value.h"',
+        '// two lines\n#include "value.h"\n',
+        "#include <value.h>",
+        "#include <math>\n#include <../value.h>",
+        "/* of\n it */ # /**/ include <value.h>",
+        '#include \\\n "value.h"',
+        '#define HEADER "value.h"\n#include HEADER',
         '#include ".hidden/value.h"',
-        "#include <by.h>",
-    ]
-    given = {"FLAGS": json.dumps([f"-I{sandbox.root}/include"]), "SOURCES": json.dumps(sources)}
-    assert run(sandbox, "includes", **given)["values"] == [2.0] * len(sources)
+        '#include "math.h"',
+        'asm(".incbin \\"value\\"");',
+    ],
+)
+def test_code_that_includes_a_file_of_the_users_keeps_a_kernel_in_the_process(code: str) -> None:
+    assert reason(code=code)
+    assert not reason(
+        code='#include <cstdint>\n#include <math.h>\n#include "tl_templates/cuda/common.h"\n// #include "value.h"'
+    )
+
+
+def test_a_kernel_that_includes_a_file_of_the_users_works_and_is_not_shared(sandbox: Sandbox) -> None:
+    (sandbox.root / "value.h").write_text('#pragma once\nextern "C" inline float value() { return 2.0f; }\n')
+    given = {"FLAGS": json.dumps([f"-I{sandbox.root}"]), "SOURCES": json.dumps([f'#include "{sandbox.root}/value.h"'])}
+    assert run(sandbox, "includes", **given)["values"] == [2.0]
     assert not list(local_manifests(sandbox.local))
 
 
-def test_a_callback_that_includes_a_header_keeps_kernels_in_the_process(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("mode", ["late", "rewritten"])
+def test_kernels_whose_code_a_callback_rewrites_are_not_shared(sandbox: Sandbox, mode: str) -> None:
+    """It was registered before kcoord was installed, or after."""
     (sandbox.root / "value.h").write_text("#pragma once\n")
-    found = run(sandbox, "rewritten", CPATH=str(sandbox.root))
-    assert (found["value"], "it includes value.h" in found["said"]) == (3.0, True)
-    assert not list(local_manifests(sandbox.local))
-
-
-def test_flags_are_split_as_tilelang_and_nvcc_split_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-ccbin=/usr/bin/g++ -isystem /d")
-    target = SimpleNamespace(kind=SimpleNamespace(name="cuda"))
-    configs = {"tl.device_compile_flags": "-I '/a b' --include-path=/c"}
-    request = Kernel(None, None, "tvm_ffi", target, None, None, configs, ["'-I/e'"])
-    assert includes.directories(request) == ["/e", "/a b", "/c", "/d"]
-    with pytest.raises(KeyFactorError, match="No closing quotation"):
-        includes.directories(replace(request, flags="-I'/a"))
-
-
-def test_a_callback_that_kcoord_cannot_see_keeps_kernels_private(sandbox: Sandbox) -> None:
-    assert "was registered before kcoord was installed" in run(sandbox, "late")["said"]
+    found = run(sandbox, mode, CPATH=str(sandbox.root))
+    assert (found["value"], "c_host_postproc is registered" in found["said"]) == (3.0, True)
     assert not list(local_manifests(sandbox.local))
 
 
