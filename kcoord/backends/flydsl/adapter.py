@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +12,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
-from kcoord.backends.flydsl import conditions, llvm_options, rocm
+from kcoord.backends.flydsl import conditions, llvm_options
 from kcoord.backends.flydsl.request import Traced, recipe_of, request_of
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
@@ -19,6 +21,11 @@ from kcoord.packs.recipe import Recipe
 
 _COMPILED = "compiled.mlir"
 _CODE_OBJECT = "code-object.elf"  # its header, which names the GPU
+_ROCM = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")
+_DEFAULT = "/opt/rocm"
+_HEADER = 64  # bytes of an ELF file
+_EMBEDDED = re.compile(r'"(\\7FELF(?:[^"\\]|\\\\|\\[0-9A-F]{2})*)"')
+_ESCAPED = re.compile(r"\\(\\|[0-9A-F]{2})")
 
 
 class FlyDSLBackend(Backend[Traced, Any]):
@@ -60,14 +67,17 @@ class FlyDSLBackend(Backend[Traced, Any]):
         }
 
     def tools(self, request: Traced) -> tuple[str, ...]:
-        return (str(rocm.linker()),)
+        """The linker of code objects."""
+        return (str(_rocm() / "llvm" / "bin" / "ld.lld"),)
 
     def trees(self, request: Traced) -> tuple[str, ...]:
-        """ROCm's functions; FlyDSL itself if it is a checkout."""
+        """ROCm's mathematical functions, if they are there; FlyDSL itself if it is a checkout."""
         import flydsl
 
+        libraries = _rocm() / "amdgcn" / "bitcode"
+        found = (libraries,) if libraries.is_dir() else ()
         checkout = (Path(flydsl.__file__).parent,) if owner_of("flydsl") is Owner.PROJECT else ()
-        return tuple(map(str, (*rocm.device_libraries(), *checkout)))
+        return tuple(map(str, (*found, *checkout)))
 
     def target(self, request: Traced) -> GPUTarget | None:
         return GPUTarget.parse(f"hip:{request.arch}") if request.arch.startswith("gfx") else None
@@ -79,7 +89,7 @@ class FlyDSLBackend(Backend[Traced, Any]):
         compiled = request.compile()
         text = str(compiled)
         (staging / _COMPILED).write_text(text, encoding="utf-8")
-        if header := rocm.code_object_header(text):
+        if header := _code_object_header(text):
             (staging / _CODE_OBJECT).write_bytes(header)
         return compiled
 
@@ -99,3 +109,18 @@ class FlyDSLBackend(Backend[Traced, Any]):
 
 
 backend = FlyDSLBackend()
+
+
+def _rocm() -> Path:
+    """ROCm's directory, as MLIR finds it: the first variable that is set, even to nothing."""
+    return Path(next((os.environ[name] for name in _ROCM if name in os.environ), _DEFAULT))
+
+
+def _code_object_header(text: str) -> bytes:
+    """The ELF header of the first code object in MLIR's `text`; empty if there is none."""
+    found = _EMBEDDED.search(text)
+    if found is None:
+        return b""
+    escaped = found[1][: 3 * _HEADER]
+    content = _ESCAPED.sub(lambda each: "\\" if each[1] == "\\" else chr(int(each[1], 16)), escaped)
+    return content.encode("latin-1", "replace")[:_HEADER]

@@ -10,29 +10,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import fails_open
 from kcoord.backends.flydsl.request import Traced
 from kcoord.keys.environment import Environment
 
 _SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
 """The user's word on FlyDSL's own cache."""
-_SHOWN = ("dump_ir", "dump_asm", "print_origin_ir", "print_after_all")
-_TRACED = "fly_ktrace."
-_KTRACE = "ktrace numbers its events in this process"
-_ENVIRONMENT = ("FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR", "FLYDSL_KTRACE_ENABLE")
-"""The variables of `_of_environment`."""
 _DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
-_environment = Environment((_SWITCH, _DIRECTORY, "COMPILE_ONLY", *_ENVIRONMENT))
+_environment = Environment(
+    (_SWITCH, _DIRECTORY, "COMPILE_ONLY", "FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR"),
+)
+"""The variables of `_is_wanted`."""
+_SHOWN = ("dump_ir", "dump_asm", "print_origin_ir", "print_after_all")
 
 
 def reason_not_shared(request: Traced) -> str:
     """The reason why `request` must not be shared; empty if it may be."""
     if request.links:
         return "it links libraries that its trace only names"
-    if request.fixed not in ("", request.arch):
-        return f"its jit function was first called for {request.fixed}, and FlyDSL keeps what it makes as such"
-    if _TRACED in request.ir:
-        return _KTRACE
     return _of_environment() or _of_user()
 
 
@@ -43,8 +38,6 @@ def _of_environment() -> str:
 
     if env.compile.llvm_dir.strip():
         return "FLYDSL_COMPILE_LLVM_DIR names another LLVM, whose files are in no key"
-    if getattr(getattr(env, "ktrace", None), "enable", False):  # not in 0.3
-        return _KTRACE
     name = backends.compile_backend_name()
     kind = backends._registry.get(name)
     if kind is None or kind.__module__ != "flydsl.compiler.backends.rocm":
@@ -85,13 +78,6 @@ def switch_off_own_cache(env: Any) -> None:
     """`env` is FlyDSL's module of settings, which are read live."""
     kind = type(env.runtime)
     kind.enable_cache = _Switch(vars(kind)["enable_cache"], env)
-    if not _is_wanted(env):
-        if _DIRECTORY in os.environ and not env.runtime.run_only:
-            notices.tell(
-                f"{_DIRECTORY} is not used: kcoord shares FlyDSL's kernels; {_SWITCH}=1 keeps its own cache on"
-            )
-    elif _SWITCH in os.environ and env.runtime.enable_cache:
-        notices.tell(f"{_SWITCH} is set: FlyDSL's own cache answers before kcoord, and may be stale")
 
 
 @fails_open(lambda env: True)

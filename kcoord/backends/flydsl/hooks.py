@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
@@ -14,22 +12,12 @@ from kcoord.backends.flydsl.request import Traced
 from kcoord.backends.wrapping import differing, is_wrapped, wraps
 
 _NEEDED = dict.fromkeys((
-    "compiler.jit_function:JitFunction._ensure_sig", "compiler.jit_function:CompilationContext.get_compile_hints",
-    "compiler.jit_function:CompilationContext.compile_hints", "compiler.backends:get_backend",
-    "compiler.backends:compile_backend_name", "compiler.backends:BaseBackend.pipeline_fragments", "compiler.backends:_registry",
-    "utils.env:runtime.enable_cache", "utils.env:runtime.run_only", "utils.env:compile.compile_only",
+    "compiler.jit_function:CompilationContext.get_compile_hints", "compiler.jit_function:CompilationContext.compile_hints",
+    "compiler.backends:get_backend", "compiler.backends:compile_backend_name", "compiler.backends:BaseBackend.pipeline_fragments",
+    "compiler.backends:_registry", "utils.env:runtime.enable_cache", "utils.env:compile.compile_only",
     "utils.env:compile.llvm_dir", "utils.env:debug.enable_debug_info",
 ), "") | {"compiler.jit_function:MlirCompiler.compile": "cls module arch func_name link_libs"}  # fmt: skip
 """The names that are used, and the parameters of the function that is replaced."""
-
-
-class _Calling(threading.local):
-    """The GPU that the jit function of this thread's last call has fixed."""
-
-    arch = ""
-
-
-_calling = _Calling()
 
 
 @fails_open(lambda: None)
@@ -45,20 +33,7 @@ def hook() -> None:
         return
     conditions.switch_off_own_cache(env)
     llvm_options.watch(sys.modules.get("flydsl._mlir._mlir_libs._mlirDialectsFly"))
-    _hook_calls(jit_function.JitFunction)
     _hook_compiles(jit_function.MlirCompiler)
-
-
-def _hook_calls(functions: Any) -> None:
-    native = functions._ensure_sig
-
-    @functools.wraps(native)
-    def ensure_sig(self: Any) -> Any:
-        found = native(self)
-        _calling.arch = getattr(getattr(self, "_backend_target", None), "arch", "")
-        return found
-
-    functions._ensure_sig = ensure_sig
 
 
 def _hook_compiles(compiler: Any) -> None:
@@ -90,6 +65,5 @@ def _request(module: Any, arch: str, function: str, links: Any, natively: Any) -
         function=function,
         links=tuple(map(str, links or ())),
         hints=jit_function.CompilationContext.get_compile_hints(),
-        fixed=_calling.arch,
         compile=natively,
     )

@@ -17,8 +17,7 @@ from kcoord.packs.recipe import Recipe
 class Traced:
     """A traced module, and how it is to be compiled.
 
-    `ir` is its text, without source lines unless these are compiled into the code. `fixed` is the GPU that the jit function found
-    at its first call, if it is known. `compile` is FlyDSL's compiler for this module.
+    `ir` is its text, without source lines unless these are compiled into the code. `compile` runs FlyDSL's compiler on it.
     """
 
     module: Any = field(repr=False)
@@ -27,7 +26,6 @@ class Traced:
     function: str
     links: tuple[str, ...]
     hints: Mapping[str, Any]
-    fixed: str
     compile: Callable[[], Any] = field(repr=False)
 
 
@@ -58,6 +56,5 @@ def request_of(recipe: Recipe) -> Iterator[Traced]:
             function=recipe.qualname,
             links=(),
             hints=call["hints"],
-            fixed="",
             compile=lambda: native(MlirCompiler, module, arch=call["arch"], func_name=recipe.qualname),
         )

@@ -104,8 +104,5 @@ options = {"enable-post-misched": False} if "options" in modes else {}
 with met(), llvm_options.llvm_options(options):
     begun = time.perf_counter()
     codes = [build(by) for by in range(1, 1 + int(os.environ.get("KERNELS", "1")))]
-    if "fixed" in modes:
-        os.environ["ARCH"] = "gfx950"
-        codes.append(build(100))
     seconds = time.perf_counter() - begun
 print(json.dumps({"codes": codes, "compiles": compiles, "seconds": seconds}))

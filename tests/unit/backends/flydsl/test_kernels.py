@@ -16,6 +16,7 @@ from tests.support.command import KCOORD
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.unit.backends.flydsl import rocm
+from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(bool(rocm.why_not()), reason=rocm.why_not() or "-")
 
@@ -82,15 +83,7 @@ def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine
 
 
 def test_a_kernel_of_a_profile_is_compiled_before_the_job(machine: Sandbox) -> None:
-    store = {"KCOORD_STORE": str(machine.root / "store"), "KCOORD_PROFILE": "job"}
-    first = run(machine, "hints", **store)
-    recorded = machine.root / "store" / "v2" / "profiles"
-    eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(machine.root / "store" / "v2" / "objects")
-    store["KCOORD_LOCAL_DIR"] = str(machine.root / "new")
-    warmed = machine.run(*KCOORD, "warmup", "job", **store)
-    assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
-    again = run(machine, "hints", **store)
+    first, again = run_warmed(machine, lambda job: run(machine, "hints", **job))
     assert (again["compiles"], again["codes"]) == ([], first["codes"])
 
 
@@ -135,14 +128,6 @@ def test_code_that_names_source_lines_has_a_key_of_its_own(machine: Sandbox) -> 
 # The target.
 
 
-def test_a_function_that_was_first_called_for_another_gpu_is_not_shared(machine: Sandbox) -> None:
-    first = run(machine, "fixed")
-    assert first["compiles"] == ["gfx942", "gfx950"]
-    assert "first called for gfx942" in first["said"]
-    assert len(manifests(machine)) == 1
-    assert run(machine, "fixed")["compiles"] == ["gfx950"]
-
-
 def test_code_for_another_gpu_than_the_key_names_is_refused(machine: Sandbox) -> None:
     assert "was compiled for hip:gfx950, not for hip:gfx942: it is not shared" in run(machine, "astray")["said"]
     assert not manifests(machine)
@@ -183,17 +168,6 @@ def test_kernels_that_another_llvm_compiles_are_not_shared(machine: Sandbox) -> 
     assert "please report it" not in failed.stderr
 
 
-def test_kernels_with_ktrace_are_kept_in_flydsls_own_cache(machine: Sandbox) -> None:
-    found = find_spec("flydsl")
-    assert found is not None
-    assert found.origin is not None
-    if not Path(found.origin).with_name("expr").joinpath("ktrace.py").is_file():
-        pytest.skip("this FlyDSL has no ktrace")
-    first = run(machine, FLYDSL_KTRACE_ENABLE="1")
-    assert "ktrace numbers its events in this process" in first["said"]
-    assert (len(first["compiles"]), len(pickles(machine)), manifests(machine)) == (1, 1, [])
-
-
 def test_a_release_that_differs_is_left_alone(machine: Sandbox) -> None:
     found = run(machine, "differs")
     assert "this FlyDSL's MlirCompiler.compile differs: its kernels are compiled by each rank" in found["said"]
@@ -207,9 +181,7 @@ def test_a_release_that_differs_is_left_alone(machine: Sandbox) -> None:
 def test_flydsls_own_cache_is_off_unless_the_user_has_set_it(machine: Sandbox) -> None:
     assert run(machine)["said"] == ""
     assert not pickles(machine)
-    wanted = run(machine, **{OWN: "1"})
-    assert f"{OWN} is set: FlyDSL's own cache answers before kcoord" in wanted["said"]
-    assert (wanted["compiles"], len(pickles(machine))) == ([], 1)
+    assert (count(machine, **{OWN: "1"}), len(pickles(machine))) == (0, 1)
 
 
 def test_a_user_who_switches_it_off_keeps_kernels_private(machine: Sandbox) -> None:
@@ -217,14 +189,6 @@ def test_a_user_who_switches_it_off_keeps_kernels_private(machine: Sandbox) -> N
     private = run(machine, **{OWN: "0"})
     assert f"{OWN} is off" in private["said"]
     assert (len(private["compiles"]), len(manifests(machine))) == (1, 1)
-
-
-def test_a_directory_that_is_not_used_is_told_of(machine: Sandbox) -> None:
-    """Without ``COMPILE_ONLY``, as in training; there is no GPU to launch on."""
-    done = machine.run(
-        "-c", "import kcoord; kcoord.install(); import flydsl.compiler", COMPILE_ONLY="0", **{DIRECTORY: "/x"}
-    )
-    assert f"{DIRECTORY} is not used" in done.stderr
 
 
 def test_a_process_that_compiles_for_a_directory_fills_it_and_one_that_only_runs_reads_it(machine: Sandbox) -> None:
