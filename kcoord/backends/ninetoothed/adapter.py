@@ -7,6 +7,7 @@ that ``make`` hands to Triton are Triton's backend's; `kcoord.backends.ninetooth
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -46,6 +47,9 @@ class NineToothedBackend(Backend[Library, Any]):
         return request.name
 
     def factors(self, request: Library) -> Mapping[str, Any]:
+        python = shutil.which("python")
+        if python is None or Path(python).parent != Path(sys.executable).parent:
+            raise KeyFactorError("NineToothed runs Triton's compiler with the python of PATH, which is not this one")
         try:
             request.traces, request.gpu = request.trace(), gpu()
         except KeyFactorError:

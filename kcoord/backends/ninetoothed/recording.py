@@ -6,7 +6,6 @@ A pool's process imports the script anew, and need not know of kcoord: `Premake`
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ _NEEDED = {
     "aot:_HEADER_CONTENT": "",
     "aot:_HEADER_PATH": "",
     "aot:_load_launch_func": "kernel_name output_dir",
-    "aot:subprocess": "",
     "build:_LazyKernel": "factory",
     "build:_make": "premake config caller kernel_name output_dir",
     "build:build": "premake configs meta_parameters caller kernel_name output_dir lazy",
@@ -35,21 +33,6 @@ _NEEDED = {
 """The names that are used, and the parameters of functions."""
 
 
-class _Subprocess:
-    """`subprocess`, for NineToothed: it runs Triton's compiler with this process's Python, and not with the first on PATH.
-
-    The key holds the Triton of this process.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
-
-    def run(self, command: Any, *args: Any, **kwargs: Any) -> Any:
-        if command[0] == "python" and sys.executable:
-            command = [sys.executable, *command[1:]]
-        return subprocess.run(command, *args, **kwargs)
-
-
 def hook() -> bool:
     """Trace or record the compiles of this process where `traces.calls` says so. Idempotent; False for a release not known."""
     if name := differing("ninetoothed", _NEEDED):
@@ -58,7 +41,6 @@ def hook() -> bool:
     package = {name: sys.modules[f"ninetoothed.{name}"] for name in {each.partition(":")[0] for each in _NEEDED}}
     if not is_wrapped(package["make"].aot):
         sources.hook(package["generation"], package["jit"], package["tensor"], package["symbol"])
-        vars(package["aot"])["subprocess"] = _Subprocess()
         vars(package["make"])["aot"] = _recording(package["make"].aot)
     return True
 

@@ -16,6 +16,7 @@ from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(find_spec("nvidia_cutlass_dsl") is None, reason="needs nvidia-cutlass-dsl")
 
@@ -85,15 +86,7 @@ def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine
 
 
 def test_a_kernel_of_a_profile_is_compiled_before_the_job(machine: Sandbox) -> None:
-    store = {"KCOORD_STORE": str(machine.root / "store"), "KCOORD_PROFILE": "job"}
-    first = run(machine, "export", **store)
-    recorded = machine.root / "store" / "v2" / "profiles"
-    eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
-    shutil.rmtree(machine.root / "store" / "v2" / "objects")
-    store["KCOORD_LOCAL_DIR"] = str(machine.root / "new")
-    warmed = machine.run(*KCOORD, "warmup", "job", **store)
-    assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
-    again = run(machine, "export", **store)
+    first, again = run_warmed(machine, lambda job: run(machine, "export", **job))
     assert (again["compiles"], again["built"]) == (0, first["built"])
 
 
