@@ -365,9 +365,7 @@ class Pools:
                 pool.served = self._given
                 del pool.idle[owner]
                 pool.busy[owner] = recipe
-                self._connections.answer(
-                    idle.connection, idle.request, Work(recipe.to_wire(), moved=pool.upcoming.is_moved(recipe))
-                )
+                self._connections.answer(idle.connection, idle.request, Work(recipe.to_wire()))
 
     def _joined(self, pool: _Pool, answer: Joined) -> None:
         if pool.joins is not None:

@@ -43,7 +43,6 @@ class Upcoming:
         self._tries: dict[str, int] = {}  # digest → how often it was taken; also of those that a rank asked for
         self._recorded: list[Recipe] = []  # all of profiles
         self._targets: set[str] = set()
-        self._moved: set[str] = set()
 
     def __len__(self) -> int:
         """The recipes that can be taken, at once or after `again`."""
@@ -94,13 +93,7 @@ class Upcoming:
         others = [
             replace(recipe, target=target) for recipe in self._recorded if recipe.target.partition(":")[0] == kind
         ]
-        moved = {other.digest: other for other in others if self._is_new(other)}
-        self._moved |= moved.keys()
-        self._later = moved | self._later
-
-    def is_moved(self, recipe: Recipe) -> bool:
-        """True for a recipe that was recorded on another GPU: not every compiler's holds for this one."""
-        return recipe.digest in self._moved
+        self._later = {other.digest: other for other in others if self._is_new(other)} | self._later
 
     def guess(self, recipes: Iterable[Recipe]) -> int:
         """The job may use these; returns how many are new."""

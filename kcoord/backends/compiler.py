@@ -21,7 +21,7 @@ class Compiler:
     `kcoord.backends.Backend`, an object, as ``module:attribute``. `modules` are modules of the compiler, each with the module of
     its hooks: once a process has imported the first, kcoord imports the second and calls its function ``hook()``. `packages` are
     the distributions that it needs, each with its oldest version, for ``kcoord doctor``. `recipes` are the kinds of recipes that
-    the backend replays; they hold for other GPUs than their own if `portable`.
+    the backend replays, also for other GPUs than those that recorded them.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Compiler:
     modules: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     recipes: tuple[str, ...] = ()
-    portable: bool = True
 
     def obstacle(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """The reason why the compiler must not be hooked in this environment, and the remedy; None if there is none."""

@@ -202,8 +202,7 @@ class Joined(Answer, op="joined"):
 
 @dataclass(frozen=True)
 class Work(Answer, op="work"):
-    """The next recipe of a pool's worker, or of a warm-up's caller, as `Recipe.to_wire` gives it. `moved`: it was recorded on
-    another GPU.
+    """The next recipe of a pool's worker, or of a warm-up's caller, as `Recipe.to_wire` gives it.
 
     To a worker, None: ask again; `over`: there is nothing left to do. To a caller, None: there is nothing left for it; `waits`:
     others compile it, wait for them. `left` of the caller's keys are not settled; workers of the pool compiled `pooled` of them.
@@ -211,7 +210,6 @@ class Work(Answer, op="work"):
 
     recipe: dict[str, Any] | None = None
     over: bool = False
-    moved: bool = False
     waits: bool = False
     left: int = 0
     pooled: int = 0

@@ -15,7 +15,7 @@ from kcoord.packs.recipe import CHOICE, Recipe, choice_in
 def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[Recipe]:
     """The recipes whose compilers are here and hooked, each once. Hooks them.
 
-    `targets` replace the recorded ones, except in recipes that hold for their own GPU only.
+    `targets` replace the recorded ones.
     """
     found: dict[str, Recipe] = {}
     hooked: list[str] | None = None
@@ -31,21 +31,17 @@ def replayable(recipes: Iterable[Recipe], targets: Sequence[str] = ()) -> list[R
             hooked = install() if hooked is None else hooked
             if compiler.name not in hooked:
                 continue  # each rank would compile it for itself
-        moves = bool(targets) and compiler.portable
-        for each in [replace(recipe, target=target) for target in targets] if moves else [recipe]:
+        for each in [replace(recipe, target=target) for target in targets] or [recipe]:
             found.setdefault(each.digest, each)
     return list(found.values())
 
 
-def replayed(recipe: Recipe, *, moved: bool = False, waits: bool = False) -> tuple[str, str]:
-    """Compile `recipe`: see `settled`. `moved`: it was recorded on another GPU. An empty target is the current device."""
+def replayed(recipe: Recipe, *, waits: bool = False) -> tuple[str, str]:
+    """Compile `recipe`: see `settled`. An empty target is the current device."""
 
     def run() -> str:
         if recipe.backend == CHOICE:
             return _offered(recipe)
-        compiler = compiler_of(recipe.backend)
-        if moved and compiler is not None and not compiler.portable:
-            raise ValueError("recorded on another GPU, for which alone it holds")
         return replayer(recipe.backend).replay(recipe, GPUTarget.parse(recipe.target) if recipe.target else None, waits)
 
     return settled(run)

@@ -53,18 +53,18 @@ def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object],
             return OVER
         if given.recipe is not None:
             busy(True)
-            ended, why = compiled(given.recipe, given.moved)
+            ended, why = compiled(given.recipe)
             busy(False)
             if psutil.Process().memory_info().rss > size + grown:
                 client.ask(Take(0, 0, 0, ended, why, last=True), Work, quietly=True, start=False)
                 return 0
 
 
-def compiled(recipe: object, moved: bool = False) -> tuple[str, str]:
+def compiled(recipe: object) -> tuple[str, str]:
     """As `replayed`, for a recipe from the agent. The reason of a failure names the recipe."""
     try:
         parsed = Recipe.from_wire(recipe)
     except ValueError as error:
         return "failed", f"ValueError: {error}"
-    how, why = replayed(parsed, moved=moved)
+    how, why = replayed(parsed)
     return how, why and f"{name_of(parsed)}: {why}"

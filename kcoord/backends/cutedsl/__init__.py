@@ -8,6 +8,4 @@ COMPILER = Compiler(
     # it imports no torch, which may install kcoord in the middle of an import
     modules={"cutlass.base_dsl.compiler": "kcoord.backends.cutedsl.hooks"},
     packages={"nvidia-cutlass-dsl": (4, 4)},
-    recipes=("cutedsl",),
-    portable=False,  # a module was traced for its GPU
 )

@@ -10,11 +10,10 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.cutedsl import mlir, pipelines, release
-from kcoord.backends.cutedsl.request import Traced, recipe_of, request_of
+from kcoord.backends.cutedsl.request import Traced
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
-from kcoord.packs.recipe import Recipe
 
 _COMPILED = "module.mlirbc"
 _KEEP = "CUTE_DSL_KEEP"
@@ -66,13 +65,6 @@ class CuTeDSLBackend(Backend[Traced, Any]):
 
     def load(self, request: Traced, artifact: Artifact) -> Any:
         return mlir.fill(request.module, (artifact.path / _COMPILED).read_bytes())
-
-    def recipe(self, request: Traced, seconds: float) -> Recipe | None:
-        return recipe_of(request, self.target(request), seconds)
-
-    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        with request_of(recipe) as request:
-            return self.prepare(request, waits)
 
 
 def reason_not_shared(request: Traced) -> str:

@@ -1,20 +1,12 @@
-"""A traced module of CuTe DSL, CuTe DSL's own compile of it, and its recipe: enough to compile it without the script."""
+"""A request for a traced module of CuTe DSL, and CuTe DSL's own compile of it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import zstandard
-
-from kcoord.keys.device import GPUTarget
-from kcoord.packs.recipe import Recipe
-
-_LEVEL = 12
-"""A kernel of FlashAttention-4 has 0.8 MB of text, and a recipe 64 KiB: zlib's 79 KB would not fit, these 52 KB do."""
 AFTERWARDS = "_post_compile_hook"
 
 
@@ -54,24 +46,3 @@ class Traced:
     pipeline: str
     diagnostics: Mapping[str, Any]
     compile: NativeCompile = field(repr=False)
-
-
-def recipe_of(request: Traced, target: GPUTarget | None, seconds: float) -> Recipe | None:
-    """None for a module that is too large."""
-    text = zstandard.ZstdCompressor(_LEVEL).compress(request.ir.encode())
-    call = {"ir": text, "pipeline": request.pipeline}
-    return Recipe.of("cutedsl", "cutlass", request.name, call, target, seconds)
-
-
-@contextmanager
-def request_of(recipe: Recipe) -> Iterator[Traced]:
-    """The request, in a context of its own. Raises MLIR's exceptions for a module of another release."""
-    from cutlass._mlir import ir, passmanager
-    from cutlass.base_dsl.compiler import Compiler
-
-    text = zstandard.ZstdDecompressor().decompress(recipe.call["ir"]).decode()
-    pipeline = recipe.call["pipeline"]
-    with ir.Context(), ir.Location.unknown():
-        module = ir.Module.parse(text)
-        given = {"self": Compiler(passmanager, None), "module": module, "pipeline": pipeline}
-        yield Traced(module, recipe.qualname, text, pipeline, {}, NativeCompile(Compiler.compile.__wrapped__, given))

@@ -8,6 +8,4 @@ COMPILER = Compiler(
     # after torch, which may install kcoord and which `flydsl` imports
     modules={"flydsl.compiler": "kcoord.backends.flydsl.hooks"},
     packages={"flydsl": (0, 2)},
-    recipes=("flydsl",),
-    portable=False,  # a module was traced for its GPU
 )

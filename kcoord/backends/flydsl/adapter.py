@@ -13,11 +13,10 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
 from kcoord.backends.flydsl import conditions, llvm_options
-from kcoord.backends.flydsl.request import Traced, recipe_of, request_of
+from kcoord.backends.flydsl.request import Traced
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import Owner, identity_of, owner_of
-from kcoord.packs.recipe import Recipe
 
 _COMPILED = "compiled.mlir"
 _CODE_OBJECT = "code-object.elf"  # its header, which names the GPU
@@ -99,13 +98,6 @@ class FlyDSLBackend(Backend[Traced, Any]):
     def load(self, request: Traced, artifact: Artifact) -> Any:
         text = (artifact.path / _COMPILED).read_text(encoding="utf-8")
         return type(request.module).parse(text, context=request.module.context)
-
-    def recipe(self, request: Traced, seconds: float) -> Recipe | None:
-        return recipe_of(request, self.target(request), seconds)
-
-    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        with request_of(recipe) as request:
-            return self.prepare(request, waits)
 
 
 backend = FlyDSLBackend()

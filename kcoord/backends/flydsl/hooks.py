@@ -12,8 +12,8 @@ from kcoord.backends.flydsl.request import Traced
 from kcoord.backends.wrapping import differing, is_wrapped, wraps
 
 _NEEDED = dict.fromkeys((
-    "compiler.jit_function:CompilationContext.get_compile_hints", "compiler.jit_function:CompilationContext.compile_hints",
-    "compiler.backends:get_backend", "compiler.backends:compile_backend_name", "compiler.backends:BaseBackend.pipeline_fragments",
+    "compiler.jit_function:CompilationContext.get_compile_hints", "compiler.backends:get_backend",
+    "compiler.backends:compile_backend_name", "compiler.backends:BaseBackend.pipeline_fragments",
     "compiler.backends:_registry", "utils.env:runtime.enable_cache", "utils.env:compile.compile_only",
     "utils.env:compile.llvm_dir", "utils.env:debug.enable_debug_info",
 ), "") | {"compiler.jit_function:MlirCompiler.compile": "cls module arch func_name link_libs"}  # fmt: skip

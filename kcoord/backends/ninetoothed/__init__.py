@@ -8,6 +8,4 @@ COMPILER = Compiler(
     # after torch and Triton, which may install kcoord, and after all that is hooked
     modules={"ninetoothed.make": "kcoord.backends.ninetoothed.hooks"},
     packages={"ninetoothed": (0, 25), "triton": (3, 4)},
-    recipes=("ninetoothed",),
-    portable=False,  # NineToothed compiles for the GPU that it finds
 )

@@ -19,7 +19,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.ninetoothed import files
 from kcoord.backends.ninetoothed.gpus import gpu
-from kcoord.backends.ninetoothed.request import Library, recipe_of, request_of
+from kcoord.backends.ninetoothed.request import Library
 from kcoord.backends.ninetoothed.traces import digest_of
 from kcoord.backends.triton.tools import triton_tools
 from kcoord.backends.triton.variables import VARIABLES
@@ -29,7 +29,6 @@ from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import identity_of
-from kcoord.packs.recipe import Recipe
 
 _AOT = "ninetoothed.aot"
 
@@ -100,13 +99,6 @@ class NineToothedBackend(Backend[Library, Any]):
         handle = aot._load_launch_func(request.name, artifact.path)
         files.install(aot, request.name, artifact.path, request.output)
         return handle
-
-    def recipe(self, request: Library, seconds: float) -> Recipe | None:
-        return recipe_of(request, self.target(request), seconds)
-
-    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        with request_of(recipe) as request:
-            return self.prepare(request, waits)
 
 
 backend = NineToothedBackend()

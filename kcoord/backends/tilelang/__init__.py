@@ -8,6 +8,4 @@ COMPILER = Compiler(
     # after torch, which may install kcoord, and after all that is hooked
     modules={"tilelang.autotuner": "kcoord.backends.tilelang.hooks"},
     packages={"tilelang": (0, 1, 14)},
-    recipes=("tilelang",),
-    portable=False,  # the IR may have been traced for its GPU
 )

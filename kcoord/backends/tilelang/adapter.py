@@ -13,7 +13,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
 from kcoord.backends.tilelang.conditions import reason_not_shared
-from kcoord.backends.tilelang.request import Kernel, recipe_of, request_of
+from kcoord.backends.tilelang.request import Kernel
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -21,7 +21,6 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import identity_of
-from kcoord.packs.recipe import Recipe
 
 _PACKAGES = ("tilelang", "tvm_ffi", "torch")
 
@@ -144,12 +143,6 @@ class TileLangBackend(Backend[Kernel, Any]):
             pass_configs=request.pass_configs,
             compile_flags=request.flags,
         )
-
-    def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
-        return recipe_of(request, self.label(request), self.target(request), seconds)
-
-    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        return self.prepare(request_of(recipe), waits)
 
 
 backend = TileLangBackend()

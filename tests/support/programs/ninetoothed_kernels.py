@@ -2,14 +2,13 @@
 
 ``make`` makes a kernel for Triton after ``$EARLIER`` other tensors, and launches it; ``launched`` does so without
 `kcoord.install`. ``keys`` compiles nothing, and tells the keys of libraries that differ in one input each. Other modes build a
-library in ``$HOME/$OUTPUT``: ``lazy`` calls it as well, ``named`` imports its ``premake`` from this module, ``tuned`` asks for an
+library in ``$HOME/$OUTPUT``: ``lazy`` calls it as well, ``tuned`` asks for an
 autotuned one, ``moved`` changes a global that the processes of ``build`` do not see, ``differs`` does it with a NineToothed of
 another release.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -126,8 +125,7 @@ def made() -> list[str]:
 def built(**more: Any) -> Any:
     OUTPUT.mkdir(exist_ok=True)
     configs = ([((16,), {}, OPTIONS)], [])[mode == "tuned"]
-    by = importlib.import_module("ninetoothed_kernels").premake if mode == "named" else premake
-    return ninetoothed.build(by, iter(configs), kernel_name="copy", output_dir=str(OUTPUT), **more)
+    return ninetoothed.build(premake, iter(configs), kernel_name="copy", output_dir=str(OUTPUT), **more)
 
 
 def halves(value):  # type: ignore[no-untyped-def]

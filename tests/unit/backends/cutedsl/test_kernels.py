@@ -16,7 +16,6 @@ from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
-from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(find_spec("nvidia_cutlass_dsl") is None, reason="needs nvidia-cutlass-dsl")
 
@@ -83,11 +82,6 @@ def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine
         found = race(machine, "shared", *nodes)
     assert [sum(each["compiles"] for each in ranks) for ranks in (stock, found)] == [8, 2]
     assert all(each["built"] == stock[0]["built"] for each in (*stock, *found))
-
-
-def test_a_kernel_of_a_profile_is_compiled_before_the_job(machine: Sandbox) -> None:
-    first, again = run_warmed(machine, lambda job: run(machine, "export", **job))
-    assert (again["compiles"], again["built"]) == (0, first["built"])
 
 
 # The module, in place.

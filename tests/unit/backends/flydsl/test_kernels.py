@@ -16,7 +16,6 @@ from tests.support.command import KCOORD
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.unit.backends.flydsl import rocm
-from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(bool(rocm.why_not()), reason=rocm.why_not() or "-")
 
@@ -80,11 +79,6 @@ def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine
         found = [outcome(finish(rank)) for rank in ranks]
     assert sum(len(each["compiles"]) for each in found) == 2
     assert len({tuple(each["codes"]) for each in found}) == 1
-
-
-def test_a_kernel_of_a_profile_is_compiled_before_the_job(machine: Sandbox) -> None:
-    first, again = run_warmed(machine, lambda job: run(machine, "hints", **job))
-    assert (again["compiles"], again["codes"]) == ([], first["codes"])
 
 
 # The key, beyond the trace.

@@ -13,7 +13,6 @@ from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, finish
 from tests.unit.backends.ninetoothed import machine
-from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=machine.why_not() or "-")
 
@@ -121,12 +120,6 @@ def test_a_library_whose_processes_see_another_global_stays_with_its_rank(box: S
     assert run(box, "moved")["compiles"] == 1
     assert not libraries(box)
     assert (run(box, "build")["compiles"], len(libraries(box))) == (1, 1)
-
-
-def test_a_library_of_a_profile_is_built_before_the_job(box: Sandbox) -> None:
-    path = {"PYTHONPATH": f"{PROGRAMS}:{box.environment['PYTHONPATH']}"}
-    first, again = run_warmed(box, lambda job: run(box, "named", **path, **job), **path)
-    assert (first["compiles"], again["compiles"]) == (1, 0)
 
 
 def test_an_autotuned_library_is_left_to_ninetoothed(box: Sandbox) -> None:

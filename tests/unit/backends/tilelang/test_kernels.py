@@ -15,7 +15,6 @@ from kcoord.backends.tilelang.conditions import reason_not_shared
 from kcoord.backends.tilelang.request import Kernel
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, finish
-from tests.unit.backends.profiles import run_warmed
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="needs tilelang")
 
@@ -42,12 +41,6 @@ def test_a_launched_script_is_hooked_though_tilelang_imports_torch_first(sandbox
     launch = (*KCOORD, "exec", "--", sys.executable, str(KERNELS), "launched")
     assert outcome(sandbox.run(*launch, **environment(sandbox, "one")))["compiles"] == 1
     assert outcome(sandbox.run(*launch, **environment(sandbox, "two")))["compiles"] == 0
-
-
-def test_a_kernel_of_a_profile_is_compiled_before_the_job(sandbox: Sandbox) -> None:
-    """vllm#47249: a worker dies while it compiles TileLang's kernels in mid-run."""
-    first, again = run_warmed(sandbox, lambda job: run(sandbox, "compile", **job), **environment(sandbox, "cache"))
-    assert (first["compiles"], again["compiles"]) == (1, 0)
 
 
 def test_an_artifact_that_does_not_load_is_compiled_for_this_process_and_stays(sandbox: Sandbox) -> None:
