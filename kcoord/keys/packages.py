@@ -165,8 +165,8 @@ def _installed(top: str) -> str:
         return top
     file = _file_of(top)
     directory = _site_of(file)
-    recorded = _record(directory, top) if directory is not None else ""
-    return f"{top} {recorded or _hash_files(file)}"
+    found = recorded(directory, top) if directory is not None else ""
+    return f"{top} {found or _hash_files(file)}"
 
 
 def _file_of(module: str) -> str | None:
@@ -193,23 +193,24 @@ def _site_of(file: str | None) -> Path | None:
     return next((p for p in Path(file).parents if p.name in _SITE), None) if isinstance(file, str) else None
 
 
-def _record(site: Path, top: str) -> str:
-    """The version and a hash of RECORD, without files that differ between installations of one wheel.
+def recorded(site: Path, top: str) -> str:
+    """The version of a distribution, or of that of the module `top`, and a hash of its RECORD; empty if it has none.
 
-    These are bytecode, metadata and scripts: a script begins with the path of the interpreter that it was installed for.
+    The hash leaves out files that differ between installations of one wheel: bytecode, metadata, and scripts, which begin with
+    the path of the interpreter that they were installed for.
     """
-    versions, recorded = [], []
+    versions, lines = [], []
     for info in _distributions(str(site)).get(_normal(top)) or _by_top_level(str(site)).get(top, []):
-        lines = [
+        found = [
             line
             for line in _lines(info)
             if ",sha256=" in line and ".dist-info/" not in line and ".pyc," not in line and not _SCRIPT.match(line)
         ]
-        if lines:
+        if found:
             versions.append(info.name.removesuffix(".dist-info").partition("-")[2])
-            recorded += lines
-    digest = hashlib.sha256("\n".join(sorted(recorded)).encode()).hexdigest()[:16]
-    return f"{' '.join(versions)} {digest}" if recorded else ""
+            lines += found
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+    return f"{' '.join(versions)} {digest}" if lines else ""
 
 
 def _lines(info: Path) -> list[str]:

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any
 
-from kcoord.backends.cutedsl import mlir, pipelines
+from kcoord.backends.cutedsl import mlir
 from kcoord.backends.cutedsl.adapter import backend
 from kcoord.backends.cutedsl.request import AFTERWARDS, NativeCompile, Traced
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
@@ -72,12 +72,12 @@ def _request(signature: Any, native: Any, compiler: Any, args: Any, kwargs: Any)
         return None
     given = signature.bind(compiler, *args, **kwargs).arguments
     module, pipeline = given["module"], given["pipeline"]
-    if pipelines.target(pipeline) is None:
+    if mlir.target(pipeline) is None:
         return None
     return Traced(
         module=module,
         name=mlir.symbol(module)[:_LONGEST_NAME],
-        ir=mlir.text(module, pipelines.keeps_lines(pipeline)),
+        ir=mlir.text(module, mlir.keeps_lines(pipeline)),
         pipeline=pipeline,
         diagnostics={name: given[name] for name in _DIAGNOSTICS & given.keys()},
         compile=NativeCompile(native, given),

@@ -1,10 +1,16 @@
-"""MLIR modules, by the classes of CuTe DSL's own binding, whose releases differ."""
+"""MLIR modules, by the classes of CuTe DSL's own binding, whose releases differ; and the text of pass pipelines.
+
+A pipeline is ``builtin.module(cute-to-nvvm{opt-level=3 cubin-chip=sm_90a …})``.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
+
+from kcoord.keys.device import GPUTarget
 
 _ELF = b"\x7fELF\x02\x01"
 _HEADER = 64  # bytes
@@ -64,3 +70,36 @@ def _operations(module: Any) -> list[Any]:
 def _names(module: Any) -> list[str]:
     attributes = module.operation.attributes
     return [attributes[index].name for index in range(len(attributes))]
+
+
+# Pipelines.
+
+_CHIP = re.compile(r"\bcubin-chip='?sm_(\w+)")
+_WITH_LINES = re.compile(r"\b(?:preserve-line-info|enable-assertions|enable-iket)(?:=true)?(?=[\s}])")
+_WITH_FILES = re.compile(r"\b((?:dump|print)-[\w-]+|flatten-locs-output-json-path)(?!=false)(?==|[\s}])")
+_LINKS = re.compile(r"\blink-libraries=")
+
+
+def target(pipeline: str) -> GPUTarget | None:
+    """The GPU that code is generated for; None if the pipeline names none."""
+    chips = _CHIP.findall(pipeline)
+    try:
+        return GPUTarget.parse(f"cuda:{chips[-1]}") if chips else None
+    except ValueError:
+        return None
+
+
+def keeps_lines(pipeline: str) -> bool:
+    """True if the code may name files and lines of the source: line tables, and the messages of assertions before 4.6."""
+    return _WITH_LINES.search(pipeline) is not None
+
+
+def output(pipeline: str) -> str:
+    """The first option by which a compile writes files, or prints; empty if there is none."""
+    found = _WITH_FILES.search(pipeline)
+    return found[1] if found else ""
+
+
+def links(pipeline: str) -> bool:
+    """True if libraries of device code are linked."""
+    return _LINKS.search(pipeline) is not None

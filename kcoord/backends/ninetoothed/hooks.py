@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.ninetoothed import recording, traces
+from kcoord.backends.ninetoothed import traces
 from kcoord.backends.ninetoothed.adapter import backend
 from kcoord.backends.ninetoothed.request import library_of, of_build
 from kcoord.backends.wrapping import is_wrapped, wraps
@@ -17,7 +17,7 @@ from kcoord.backends.wrapping import is_wrapped, wraps
 @fails_open(lambda: None)
 def hook() -> None:
     """Idempotent."""
-    if not recording.hook():
+    if not traces.hook():
         return
     # the package's attributes of these names are functions
     make, build = sys.modules["ninetoothed.make"], sys.modules["ninetoothed.build"]
@@ -27,7 +27,7 @@ def hook() -> None:
 
 
 def _making(native: Any) -> Any:
-    """`aot`, as `recording.hook` leaves it."""
+    """`aot`, as `traces.hook` leaves it."""
     signature = inspect.signature(native)
 
     @wraps(native)

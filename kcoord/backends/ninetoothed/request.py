@@ -1,18 +1,34 @@
-"""Requests for libraries, of ``make`` and of ``build``."""
+"""Requests for libraries, of ``make`` and of ``build``, and the GPU that they are for: the first one of the node.
+
+NineToothed opens it in processes of its own. This process may fork later, or choose another GPU, and so does not open CUDA to
+find out: the driver's files name the GPUs' models.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.backends.ninetoothed import traces
-from kcoord.backends.ninetoothed.gpus import Gpu
-from kcoord.backends.ninetoothed.recording import Premake
+from kcoord.errors import KeyFactorError
+from kcoord.keys.device import GPUTarget, current_device
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_LIMITS = ("max_num_regs", "max_nram_size", "max_shared_mem")  # which NineToothed reads
+_MODEL = "Model:"
+
+
+class Gpu(NamedTuple):
+    """`factors` identify it in a key. `target`: None if it is not known before CUDA is initialized."""
+
+    factors: dict[str, Any]
+    target: GPUTarget | None
 
 
 @dataclass(eq=False)
@@ -50,6 +66,35 @@ def of_build(native: Any, premake: Any, configs: Any, **kwargs: Any) -> Library 
     given = {**bound.arguments, "caller": bound.arguments["caller"] or "cuda"}
 
     def compile(directory: Path, records: Path) -> Any:
-        return native(Premake(premake, records), configs, **{**kwargs, "output_dir": directory})
+        return native(traces.Premake(premake, records), configs, **{**kwargs, "output_dir": directory})
 
     return library_of(given, lambda: traces.of_build(sys.modules[native.__module__], given), compile)
+
+
+def gpu(driver: Path = _DRIVER) -> Gpu:
+    """Read live. Raises `KeyFactorError` if it is not known here, and what Triton's driver raises."""
+    import torch
+    import triton
+
+    if os.environ.get("TRITON_DEFAULT_BACKEND", "nvidia") == "nvidia":
+        found = _models(driver) if torch.version.cuda else []
+        if len(found) > 1:
+            raise KeyFactorError("this node has GPUs of several models")
+        if found:
+            return Gpu({"models": found}, current_device().target if torch.cuda.is_initialized() else None)
+        if (torch.version.cuda or torch.version.hip) and not torch.cuda.is_initialized():
+            raise KeyFactorError("its GPU is not known yet: call torch.cuda.set_device first")
+    active = triton.runtime.driver.active
+    target = active.get_current_target()
+    limits = active.utils.get_device_properties(active.get_current_device())
+    made = GPUTarget(target.backend, target.arch, target.warp_size)
+    return Gpu({"target": made, "limits": {name: limits[name] for name in _LIMITS if name in limits}}, made)
+
+
+def _models(driver: Path) -> list[str]:
+    """Of this node's GPUs, each once."""
+    found: set[str] = set()
+    for file in driver.glob("*/information"):
+        lines = file.read_text().splitlines()
+        found.update(line.removeprefix(_MODEL).strip() for line in lines if line.startswith(_MODEL))
+    return sorted(found)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.backends.cutedsl import pipelines
+from kcoord.backends.cutedsl import mlir
 from kcoord.backends.cutedsl.adapter import reason_not_shared
 from kcoord.backends.cutedsl.request import NativeCompile, Traced
 from kcoord.keys.device import GPUTarget
@@ -33,17 +33,17 @@ def against(more: str, **diagnostics: Any) -> str:
     ],
 )
 def test_the_target_is_the_chip(more: str, chip: str, target: GPUTarget) -> None:
-    assert pipelines.target(pipeline(more, chip)) == target
+    assert mlir.target(pipeline(more, chip)) == target
 
 
 def test_passes_of_a_dump_have_no_target() -> None:
-    assert pipelines.target("builtin.module(canonicalize,cse)") is None
+    assert mlir.target("builtin.module(canonicalize,cse)") is None
 
 
 @pytest.mark.parametrize("option", ["preserve-line-info", "enable-assertions", "enable-iket"])
 def test_source_lines_are_kept_if_the_code_may_name_them(option: str) -> None:
-    assert not pipelines.keeps_lines(pipeline(""))
-    assert pipelines.keeps_lines(pipeline("").replace(f"{option}=false", f"{option}=true"))
+    assert not mlir.keeps_lines(pipeline(""))
+    assert mlir.keeps_lines(pipeline("").replace(f"{option}=false", f"{option}=true"))
 
 
 @pytest.mark.parametrize(

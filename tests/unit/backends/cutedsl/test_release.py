@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcoord.backends.cutedsl import release
+from kcoord.backends.cutedsl import adapter
 
 
 def record(site: Path, distribution: str, content: str) -> None:
@@ -20,7 +20,7 @@ def record(site: Path, distribution: str, content: str) -> None:
 def packages(monkeypatch: pytest.MonkeyPatch, site: Path) -> tuple[str, ...]:
     root = site / "nvidia_cutlass_dsl" / "dsl_packages" / "cutlass"
     monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(__file__=str(root / "__init__.py")))  # type: ignore[arg-type]
-    return release.packages.__wrapped__()
+    return adapter.packages.__wrapped__()
 
 
 def test_it_holds_each_distribution_and_what_its_installer_recorded(
@@ -30,7 +30,7 @@ def test_it_holds_each_distribution_and_what_its_installer_recorded(
     record(tmp_path, "nvidia_cutlass_dsl_libs_cu12-4.8.1", "a.so,sha256=1,5\na.pyc,sha256=2,5\n")
     record(tmp_path, "another-1.0", "b.py,sha256=1,5\n")
     first = packages(monkeypatch, tmp_path)
-    assert [each.split()[0] for each in first] == ["nvidia_cutlass_dsl-4.8.1", "nvidia_cutlass_dsl_libs_cu12-4.8.1"]
+    assert [each.split()[0] for each in first] == ["nvidia_cutlass_dsl", "nvidia_cutlass_dsl_libs_cu12"]
     record(tmp_path, "nvidia_cutlass_dsl_libs_cu12-4.8.1", "a.so,sha256=1,5\na.pyc,sha256=3,5\n")
     assert packages(monkeypatch, tmp_path) == first, "bytecode is not of the wheel"
     record(tmp_path, "nvidia_cutlass_dsl_libs_cu12-4.8.1", "a.so,sha256=9,5\n")
@@ -42,7 +42,7 @@ def test_a_build_from_source_is_its_files(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "cutlass").mkdir()
     source = tmp_path / "cutlass" / "__init__.py"
     source.write_text("a = 1")
-    (first,) = release.packages.__wrapped__()
+    (first,) = adapter.packages.__wrapped__()
     assert first.startswith("cutlass ")
 
 
@@ -51,6 +51,6 @@ def test_it_holds_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch, tm
     file = tmp_path / "_cutlass_ir.so"
     monkeypatch.setitem(sys.modules, "cutlass._mlir._mlir_libs._cutlass_ir", SimpleNamespace(__file__=str(file)))  # type: ignore[arg-type]
     file.write_bytes(b"12")
-    first = release.library.__wrapped__()
+    first = adapter.library.__wrapped__()
     file.write_bytes(b"for 13")
-    assert (first, release.library.__wrapped__()) == ("_cutlass_ir.so 2", "_cutlass_ir.so 6")
+    assert (first, adapter.library.__wrapped__()) == ("_cutlass_ir.so 2", "_cutlass_ir.so 6")

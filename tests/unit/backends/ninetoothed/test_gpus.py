@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.backends.ninetoothed import gpus
+from kcoord.backends.ninetoothed import request
 from kcoord.errors import KeyFactorError
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The driver's directory, on a machine with CUDA, in a process that has not initialized it."""
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)
@@ -31,16 +30,16 @@ def add(driver: Path, number: int, model: str) -> None:
 def test_equal_gpus_are_one_model_and_cuda_is_not_initialized(driver: Path) -> None:
     add(driver, 0, "NVIDIA H100")
     add(driver, 1, "NVIDIA H100")
-    assert gpus.gpu() == ({"models": ["NVIDIA H100"]}, None)
+    assert request.gpu(driver) == ({"models": ["NVIDIA H100"]}, None)
 
 
 def test_gpus_of_two_models_are_no_factor(driver: Path) -> None:
     add(driver, 0, "NVIDIA H100")
     add(driver, 1, "NVIDIA A100")
     with pytest.raises(KeyFactorError, match="several models"):
-        gpus.gpu()
+        request.gpu(driver)
 
 
 def test_a_gpu_that_the_driver_does_not_name_is_not_guessed(driver: Path) -> None:
     with pytest.raises(KeyFactorError, match="not known yet"):
-        gpus.gpu()
+        request.gpu(driver)
