@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import resource
 import sys
 from typing import Any
 
@@ -114,16 +112,6 @@ elif mode == "unsavable":
 
     KernelCache._save_so_cubin_to_disk = unsavable
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
-elif mode == "full":
-    native_save = KernelCache._save_so_cubin_to_disk
-
-    def saved(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        native_save(self, *arguments, **keywords)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))  # bytes; the library is there, whole
-
-    KernelCache._save_so_cubin_to_disk = saved
-    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 elif mode == "toolless":
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
     nvcc.CUDA_HOME = ""
@@ -143,13 +131,6 @@ elif mode == "includes":
     for code in json.loads(os.environ["SOURCES"]):
         kernel = tilelang.compile(including(code), out_idx=[1], compile_flags=flags, **PLACE)
         values.append(float(kernel(torch.ones(4))[0]))
-elif mode == "unloadable":
-
-    def unloadable(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        raise OSError(errno.ESTALE, "a server has forgotten the file")
-
-    KernelCache._build_kernel = unloadable
-    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
 else:
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
 found = {

@@ -14,8 +14,7 @@ import pytest
 
 from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
-from tests.support.redis_server import RedisServer
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox
 
 pytestmark = pytest.mark.skipif(find_spec("nvidia_cutlass_dsl") is None, reason="needs nvidia-cutlass-dsl")
 
@@ -59,31 +58,6 @@ def test_a_launched_script_is_hooked_whether_torch_or_cute_dsl_is_imported_first
     assert (first["compiles"], again["compiles"], again["built"]) == (1, 0, first["built"])
 
 
-def race(machine: Sandbox, name: str, *ranks: dict[str, str]) -> list[dict[str, Any]]:
-    """The outcome of one process for each of `ranks`, their variables. All begin to compile at once."""
-    gate = machine.root / f"gate-{name}"
-    started = [machine.start(KERNELS, GATE=str(gate), KERNELS="2", **rank) for rank in ranks]
-
-    def ready() -> bool:
-        at_the_gate = len(list(machine.root.glob(f"{gate.name}.*")))
-        return at_the_gate == len(ranks) or any(rank.poll() is not None for rank in started)
-
-    eventually(ready, timeout=60, what="all ranks are ready")
-    gate.touch()
-    return [outcome(finish(rank)) for rank in started]
-
-
-def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine: Sandbox) -> None:
-    """Without kcoord each process compiles both: ``cute.compile`` asks no cache (cutlass#3398, flash-attention#2635)."""
-    stock = race(machine, "stock", *[{"KCOORD_DISABLE": "1"}] * 4)
-    with RedisServer() as server:
-        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(machine.root / "store")}
-        nodes = [{"KCOORD_LOCAL_DIR": str(machine.root / node), **shared} for node in ("one", "one", "two", "two")]
-        found = race(machine, "shared", *nodes)
-    assert [sum(each["compiles"] for each in ranks) for ranks in (stock, found)] == [8, 2]
-    assert all(each["built"] == stock[0]["built"] for each in (*stock, *found))
-
-
 # The module, in place.
 
 
@@ -117,15 +91,6 @@ def test_the_functions_for_tvm_ffi_are_each_ranks_own(machine: Sandbox) -> None:
     assert count(machine) == 0, "without them it is the same kernel"
 
 
-def test_an_artifact_that_does_not_load_is_left_to_the_compiler_and_stays(machine: Sandbox) -> None:
-    first = run(machine)
-    (manifest,) = manifests(machine)
-    found = run(machine, "unloadable")
-    assert (found["compiles"], found["built"]) == (1, first["built"])
-    assert "does not load" in found["said"]
-    assert manifests(machine) == [manifest]
-
-
 def test_a_kernel_that_cannot_be_written_is_still_the_ranks_own(machine: Sandbox) -> None:
     found = run(machine, "unwritable")
     assert (found["compiles"], manifests(machine)) == (1, [])
@@ -144,8 +109,8 @@ def test_a_signal_that_the_script_handles_while_a_kernel_is_written_is_the_scrip
 # The key, beyond the trace.
 
 
-@pytest.mark.parametrize("option", ["--generate-line-info", "--enable-assertions"])
-def test_code_that_may_name_source_lines_has_a_key_of_its_own(machine: Sandbox, option: str) -> None:
+def test_code_that_may_name_source_lines_has_a_key_of_its_own(machine: Sandbox) -> None:
+    option = "--generate-line-info"
     assert count(machine) == 1
     assert (count(machine, OPTIONS=option), count(machine, OPTIONS=option)) == (1, 0)
     elsewhere = machine.root / "elsewhere.py"
@@ -154,31 +119,23 @@ def test_code_that_may_name_source_lines_has_a_key_of_its_own(machine: Sandbox, 
     assert outcome(machine.run(elsewhere))["compiles"] == 0
 
 
-@pytest.mark.parametrize("variable", ["CUTE_DSL_LINEINFO=1", "CUTE_DSL_ENABLE_ASSERTIONS=1", "CUTE_DSL_ARCH=sm_100a"])
-def test_a_variable_that_changes_code_gives_another_key(machine: Sandbox, variable: str) -> None:
-    changed = dict([variable.split("=")])
+def test_a_variable_that_changes_code_gives_another_key(machine: Sandbox) -> None:
+    changed = {"CUTE_DSL_ENABLE_ASSERTIONS": "1"}
     assert count(machine) == 1
     assert (count(machine, **changed), count(machine, **changed)) == (1, 0)
-
-
-def test_code_for_another_gpu_than_the_pipeline_names_is_refused(machine: Sandbox) -> None:
-    assert "was compiled for cuda:80, not for cuda:90" in run(machine, "astray")["said"]
-    assert not manifests(machine)
-    assert (count(machine), len(manifests(machine))) == (1, 1)
 
 
 # What is not shared.
 
 
-@pytest.mark.parametrize("kind", ["cubin", "ptx"])
-def test_a_compile_that_keeps_files_takes_place(machine: Sandbox, kind: str) -> None:
+def test_a_compile_that_keeps_files_takes_place(machine: Sandbox) -> None:
     """TileLang's kernels of ``cutedsl`` are made this way: it reads the cubin."""
     files = machine.root / "files"
     files.mkdir()
     assert count(machine) == 1
     for _ in range(2):
-        found = run(machine, OPTIONS=f"--keep-{kind} --dump-dir={files}", KERNELS="2")
-        kept = list(files.glob(f"*.{kind}"))
+        found = run(machine, OPTIONS=f"--keep-cubin --dump-dir={files}", KERNELS="2")
+        kept = list(files.glob("*.cubin"))
         assert (found["compiles"], len(kept)) == (2, 2)
         assert found["said"].count("is compiled by each rank for itself: dump-") == 1
         for path in kept:

@@ -13,8 +13,7 @@ import pytest
 
 from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
-from tests.support.redis_server import RedisServer
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox
 from tests.unit.backends.flydsl import rocm
 
 pytestmark = pytest.mark.skipif(bool(rocm.why_not()), reason=rocm.why_not() or "-")
@@ -62,25 +61,6 @@ def test_a_launched_script_is_hooked_though_flydsl_imports_torch_first(machine: 
     assert (first["compiles"], again["compiles"], again["codes"]) == (["gfx942"], [], first["codes"])
 
 
-def test_two_nodes_with_one_redis_and_one_store_compile_each_kernel_once(machine: Sandbox) -> None:
-    """FlyDSL's own lock holds on one host only."""
-    gate = machine.root / "gate"
-    with RedisServer() as server:
-        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(machine.root / "store")}
-        ranks = [
-            machine.start(
-                KERNELS, "compile", GATE=str(gate), KERNELS="2", **shared, KCOORD_LOCAL_DIR=str(machine.root / node)
-            )
-            for node in ("one", "one", "two", "two")
-        ]
-        ready = lambda: len(list(machine.root.glob("gate.*"))) == 4 or any(r.poll() is not None for r in ranks)  # noqa: E731
-        eventually(ready, timeout=60, what="all ranks are ready")
-        gate.touch()
-        found = [outcome(finish(rank)) for rank in ranks]
-    assert sum(len(each["compiles"]) for each in found) == 2
-    assert len({tuple(each["codes"]) for each in found}) == 1
-
-
 # The key, beyond the trace.
 
 
@@ -117,15 +97,6 @@ def test_code_that_names_source_lines_has_a_key_of_its_own(machine: Sandbox) -> 
     shutil.copyfile(KERNELS, elsewhere)
     assert len(outcome(machine.run(elsewhere, **lines))["compiles"]) == 1
     assert len(outcome(machine.run(elsewhere))["compiles"]) == 0
-
-
-# The target.
-
-
-def test_code_for_another_gpu_than_the_key_names_is_refused(machine: Sandbox) -> None:
-    assert "was compiled for hip:gfx950, not for hip:gfx942: it is not shared" in run(machine, "astray")["said"]
-    assert not manifests(machine)
-    assert (count(machine), len(manifests(machine))) == (1, 1)
 
 
 # What is not shared.

@@ -1,19 +1,13 @@
-"""NineToothed under the backend suite: ``build`` or ``make`` (``$BY_MAKE``), for a GPU that need not be there.
-
-The processes of ``build`` import this module anew, so what a row changes is in the environment, too.
-"""
+"""NineToothed's ``make`` of a library under the backend suite, for a GPU that need not be there."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import multiprocessing
 import os
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kcoord
@@ -53,9 +47,9 @@ def triple(value: Any) -> Any:
     return value * 3
 
 
-BY = int(os.environ.get("BY", "1"))
-SIZES = [int(os.environ.get("SIZE", "16"))]
-helper = triple if "TRIPLE" in os.environ else double
+BY = 1
+SIZES = [16]
+helper = double
 setattr(aot, SPECS, one)
 Path.glob = in_order  # type: ignore[assignment, method-assign]
 
@@ -77,15 +71,7 @@ class NineToothed(Subject):
     def __init__(self) -> None:
         self.count = 0
         self.pause: Callable[[], None] = lambda: None
-        if "BY_MAKE" in os.environ:
-            self.watch(aot, "_aot")
-        else:
-            pool = SimpleNamespace(get_context=multiprocessing.get_context)
-            self.watch(pool, "get_context")
-            vars(sys.modules["ninetoothed.build"])["multiprocessing"] = pool
-
-    def watch(self, place: Any, name: str) -> None:
-        native = getattr(place, name)
+        native = aot._aot
 
         @functools.wraps(native)
         def compile(*arguments: Any, **keywords: Any) -> Any:
@@ -93,15 +79,12 @@ class NineToothed(Subject):
             self.pause()
             return native(*arguments, **keywords)
 
-        setattr(place, name, compile)
+        aot._aot = compile
 
     def build(self, number: int) -> bytes:
         name, output = f"scale{number}", Path(os.environ["HOME"], f"out{number}")
         output.mkdir(exist_ok=True)
-        if "BY_MAKE" in os.environ:
-            ninetoothed.make(*premake(number), caller="cuda", kernel_name=name, output_dir=output, **OPTIONS)
-        else:
-            ninetoothed.build(premake, [((number,), {}, OPTIONS)], kernel_name=name, output_dir=output)
+        ninetoothed.make(*premake(number), caller="cuda", kernel_name=name, output_dir=output, **OPTIONS)
         return code_of((output / f"{name}.so").read_bytes())
 
     def refuse(self) -> None:
@@ -117,13 +100,10 @@ class NineToothed(Subject):
     def change(self, name: str) -> None:
         global BY, helper
         if name == "a global":
-            os.environ["BY"] = "2"
             BY = 2
         elif name == "a closure":
-            os.environ["SIZE"] = "64"
             SIZES[0] = 64
         elif name == "a helper":
-            os.environ["TRIPLE"] = "1"
             helper = triple
         elif name == "arch":
             os.environ["STANDIN_ARCH"] = "80"

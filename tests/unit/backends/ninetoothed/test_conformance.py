@@ -1,4 +1,4 @@
-"""NineToothed conforms, by ``build`` and by ``make``."""
+"""NineToothed conforms, by ``make``. ``build`` goes the same way."""
 
 from __future__ import annotations
 
@@ -17,18 +17,11 @@ pytestmark = [
 ]
 
 
-class TestBuild(BackendSuite):
+class TestNineToothed(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CalledProcessError"
     targets = ({"STANDIN_ARCH": "90"}, {"STANDIN_ARCH": "80"})
-    changes: ClassVar[tuple[str, ...]] = ("a global", "a closure", "arch")
+    changes: ClassVar[tuple[str, ...]] = ("a global", "a helper", "a closure", "arch", "NVCC_APPEND_FLAGS")
 
     def environment(self, root: Path) -> Mapping[str, str]:
         return machine.make(root)
-
-
-class TestMake(TestBuild):
-    changes = ("a global", "a helper", "a closure", "arch", "NVCC_APPEND_FLAGS")
-
-    def environment(self, root: Path) -> Mapping[str, str]:
-        return {**super().environment(root), "BY_MAKE": "1"}
