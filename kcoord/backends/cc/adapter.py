@@ -65,7 +65,7 @@ class CompilerBackend(Backend[Compile, int]):
         return None
 
     def compile(self, request: Compile, staging: Path) -> int:
-        """An output that the compiler does not write, though it ends well, is missing: then nothing is published."""
+        """If the compiler succeeds without writing its output, nothing is published."""
         command, made = request.command, staging / _OUTPUT
         rule = () if command.dependencies is None else command.dependencies.flags
         done = subprocess.run([*command.canonical, *rule, "-o", str(made)], stderr=subprocess.PIPE)

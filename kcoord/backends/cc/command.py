@@ -13,7 +13,7 @@ from kcoord.keys.tools.commands import COMPILES
 
 _SOURCES = (".c", ".cc", ".cpp", ".cxx", ".c++", ".C", ".cu", ".hip", ".m", ".mm", ".i", ".ii")
 _SUFFIXES = {"S": ".s", "cubin": ".cubin", "ptx": ".ptx", "fatbin": ".fatbin"}
-"""Of outputs without a name; ``.o`` for the others."""
+"""Suffixes of outputs without a name, by mode; ``.o`` for other modes."""
 _VALUES = frozenset({
     "-I", "-D", "-U", "-x", "-t", "-include", "-imacros", "-isystem", "-iquote", "-idirafter", "-isysroot", "-arch", "-code",
     "-gencode", "-std", "-ccbin", "-target", "-maxrregcount", "-mllvm", "-Xclang", "-Xcompiler", "-Xptxas", "-Xcudafe",
@@ -57,7 +57,7 @@ class Dependencies:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's, whatever its output is called."""
+        """The compiler's flags for this rule. They do not depend on the output's name."""
         targets = itertools.chain.from_iterable(("-MT", target) for target in self.targets)
         return (self.kind, "-MF", self.file, *targets, *(("-MP",) if self.phony else ()))
 
@@ -139,7 +139,7 @@ def _is_odd(argument: str) -> bool:
 
 
 def _passed_on(options: Sequence[str]) -> Iterator[str]:
-    """The flags that other flags hold for another program."""
+    """Splits flags that are passed through, as in ``-Xcompiler -O2,-g``."""
     for flag, value in itertools.pairwise((*options, "")):
         for name in _PASSES_ON:
             if flag == name or flag.startswith(f"{name}="):
@@ -147,7 +147,7 @@ def _passed_on(options: Sequence[str]) -> Iterator[str]:
 
 
 def _is_a_file_to_be(name: str) -> bool:
-    """False for a device, a pipe or a directory, and for what a compiler takes for its output stream."""
+    """False for ``-`` (stdout), a device, a pipe or a directory."""
     path = Path(name)
     return name != "-" and not path.is_relative_to("/dev") and (path.is_file() or not path.exists())
 

@@ -23,7 +23,7 @@ def run(line: Sequence[str]) -> int:
         return backend.obtain(request, lambda: status_of(subprocess.run(line).returncode))
     except CompilerFailed as error:
         return error.status
-    except OSError as error:  # of an output, which the compiler says in words of its own
+    except OSError as error:  # the output cannot be written: the compiler says so itself
         let_through(error)
         return status_of(subprocess.run(line).returncode)
 
@@ -38,5 +38,5 @@ def _request(line: Sequence[str]) -> Compile | None:
     try:
         inputs = commands.inputs_of([command.canonical], [command.source], Path.cwd(), here, names)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None  # the compiler says it in words of its own
+        return None  # the compiler reports it itself
     return Compile(command, inputs)

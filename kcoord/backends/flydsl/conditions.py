@@ -15,7 +15,7 @@ from kcoord.backends.flydsl.request import Traced
 from kcoord.keys.environment import Environment
 
 _SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
-"""The user's word on FlyDSL's own cache."""
+"""Set by users to switch FlyDSL's own cache on or off."""
 _DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
 _environment = Environment(
     (_SWITCH, _DIRECTORY, "COMPILE_ONLY", "FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR"),

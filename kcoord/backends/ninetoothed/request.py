@@ -92,7 +92,7 @@ def gpu(driver: Path = _DRIVER) -> Gpu:
 
 
 def _models(driver: Path) -> list[str]:
-    """Of this node's GPUs, each once."""
+    """The models of this node's GPUs, each once."""
     found: set[str] = set()
     for file in driver.glob("*/information"):
         lines = file.read_text().splitlines()

@@ -95,7 +95,7 @@ def _copied(function: Any) -> Any:
 
 
 def of_call(given: Mapping[str, Any]) -> Trace:
-    """Of the arguments of `aot`. Raises as `of_build` does."""
+    """The trace of a call of `aot` with these arguments. Raises as `of_build` does."""
     function, generation = given["func"], sys.modules["ninetoothed.generation"]
     if any(getattr(each.source, "jagged_dim", None) is not None for each in inspect.get_annotations(function).values()):
         raise KeyFactorError("a trace changes the shape of a jagged tensor")
@@ -117,13 +117,13 @@ def _described(tensor: Any) -> list[Any]:
 
 
 def digest_of(trace: Trace) -> str:
-    """By it a process of the pool tells what it traced."""
+    """The digest by which processes of the pool report their traces."""
     return hashlib.sha256(repr(trace).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @fails_open(lambda given, place: None)
 def record(given: Mapping[str, Any], place: Path) -> None:
-    """Of a call of `aot` in a process of the pool, or in the compile of its own key."""
+    """Record the trace of a call of `aot`, in a process of the pool or in the leader."""
     try:
         trace = of_call(given)
     except KeyFactorError:

@@ -21,7 +21,7 @@ Ninja = Callable[[Path, Path], None]
 """Runs a ninja file: the directory to run in, and the file."""
 NAME = "build.ninja"
 _NOT_SHARED = ("embed_cubin", "subninja")
-"""Steps that are no compiles, and files of several libraries."""
+"""Marks of ninja files that do more than compile, or build several libraries."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Directory(Library):
 
 @fails_open(lambda *arguments: None)
 def request_of(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directory | None:
-    """None for a build that its builder is left to do."""
+    """The request of this run of ninja; None if it runs without kcoord."""
     coordinator = coordinator_in_use()
     if coordinator is None:
         return None
@@ -61,7 +61,7 @@ def request_of(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directo
     try:
         inputs, output = inputs_of(file, workdir, coordinator.settings.local_dir)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None  # ninja says it in words of its own
+        return None  # ninja reports it itself
     target, is_absolute = workdir / output, Path(output).is_absolute()
     would_move = is_absolute and any(Path(path).is_relative_to(place) for path in inputs.paths)
     if target.parent != (place if is_absolute else workdir) or would_move:

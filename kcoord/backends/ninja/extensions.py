@@ -17,12 +17,12 @@ from kcoord.backends.ninja.request import Library, inputs_of
 from kcoord.keys.tools.commands import Inputs
 
 LISTS = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths")
-_GENERATED = 3600.0  # seconds since a source was written for which a job may write it again and again
+_GENERATED = 3600.0  # seconds after a source was written during which each rank may write it again
 _ABOVE = re.compile(rb'include\s*"\.\./')
 
 loaded: dict[str, tuple[tuple[str, ...], Path]] = {}
-"""Of each extension in this process, the digests of its sources and headers, and where it is from. One whose files have not
-changed is not loaded from another place: the operators that it registers would be registered again, which ends the process."""
+"""Extensions that this process has loaded: the digests of their sources and headers, and the directory. An unchanged one is not
+loaded from another directory: its operators would be registered twice, which ends the process."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Extension(Library):
             yield str(copy)
 
     def _generated(self, source: Path) -> bytes | None:
-        """The content of a source that was just written; None for another one, and if it may include a file beside it."""
+        """The content of a source that was written recently; None for an older one, or if it may include a file beside it."""
         headers = set(self.inputs.paths) - set(self.arguments["sources"])
         try:
             is_old = time.time() - source.stat().st_mtime > _GENERATED
@@ -70,7 +70,7 @@ class Extension(Library):
                 return None
             content = source.read_bytes()
         except OSError:
-            return None  # the compiler says it in words of its own
+            return None  # the compiler reports it itself
         return None if _ABOVE.search(content) else content
 
     def unchanged(self) -> bool:
@@ -90,7 +90,7 @@ class Extension(Library):
 
 @fails_open(lambda arguments: None)
 def request_of(arguments: Mapping[str, Any]) -> Extension | None:
-    """Of `_jit_compile`'s arguments. None for an extension that torch is left to build."""
+    """The request of a call of `_jit_compile`; None if torch builds this extension without kcoord."""
     from torch.utils import cpp_extension as torchs
 
     coordinator = coordinator_in_use()
@@ -112,7 +112,7 @@ def request_of(arguments: Mapping[str, Any]) -> Extension | None:
         place = Path(arguments["build_directory"]).absolute()
         inputs = _inputs(torchs, asked, place, coordinator.settings.local_dir)
     except (OSError, subprocess.SubprocessError, RuntimeError, ValueError):
-        return None  # torch raises it in words of its own
+        return None  # torch reports it itself
     return Extension(name, f"{name}{torchs.LIB_EXT}", inputs, arguments["is_python_module"], place, asked)
 
 
@@ -134,7 +134,7 @@ def _versioned(versioner: Any, arguments: Mapping[str, Any], with_cuda: bool) ->
 
 
 def _inputs(torchs: Any, asked: dict[str, Any], place: Path, local_dir: Path) -> Inputs:
-    """Torch runs ninja in `place`."""
+    """The inputs of the build that torch would run in `place`."""
     with tempfile.TemporaryDirectory(prefix="kcoord-ninja-") as directory:
         flags = torchs._prepare_ldflags(list(asked["extra_ldflags"]), asked["with_cuda"], False, False, False)
         file = Path(directory, "build.ninja")

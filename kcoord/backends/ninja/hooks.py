@@ -80,7 +80,7 @@ def _hook_extensions(cpp_extension: Any) -> None:
 
 
 def _from(request: extensions.Extension, compile: Callable[[], Any]) -> Any:
-    """Torch's own, which is in its own directory."""
+    """Build without kcoord, and note that the extension is in torch's own directory."""
     made = compile()
     extensions.loaded[request.name] = request.inputs.files, request.place
     return made

@@ -44,7 +44,7 @@ class Library(ABC):
 
 
 def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str]:
-    """Of the ninja `file`, which is run in `directory`, and the output that it makes last.
+    """The inputs of the ninja `file`, run in `directory`, and its last output.
 
     Raises what `kcoord.keys.tools.commands.inputs_of` raises, OSError if ninja is missing, and ValueError if nothing is built, or
     if a flag is relative to `directory`.
@@ -64,7 +64,7 @@ def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str
 
 
 def _is_relative(flag: str, argument: str, made: set[str]) -> bool:
-    """True for a directory or a library that another directory has not, or has another of."""
+    """True for a directory or a library that is named relative to the directory of the build."""
     joined = next((each for each in _DIRECTORIES if argument.startswith(each)), "")
     if argument in _DIRECTORIES:
         return False
