@@ -118,7 +118,7 @@ class OpenCompile:
             backend.finish(entry, compilation)
 
     def refuse_sharing(self, why: str) -> None:
-        """Go on compiling, for this process alone: nobody waits for it from now on."""
+        """Go on compiling for this process alone. Other ranks no longer wait."""
         if self.compilation is not None and not self.compilation.ended:
             self.compilation.refuse_sharing(why)
 

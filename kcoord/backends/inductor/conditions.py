@@ -28,12 +28,12 @@ _COLLECTIVE = {
 """Settings under which ranks talk to each other while they compile. A rank that waits for the compile would not answer."""
 
 _SUSPECT = re.compile("(?<!a)sync|cross_ranks|collective|distributed")
-"""In the name of a switch under which ranks may talk to each other, as versions of torch that are not known here will have."""
+"""Matches names of switches that may make ranks talk to each other, for those of later versions of torch."""
 
 _OVERLAP = "aten_distributed_optimizations."
 _HARMLESS = {
     "torch._inductor.config": {
-        # how overlap scheduling goes about it, which is a switch of its own
+        # details of overlap scheduling, which is switched by a setting above
         *(_OVERLAP + name for name in (
             "bucket_exposed_first", "bucket_mode", "bucket_only_internode_comms", "collective_bucketing", "collective_estimator",
             "compute_estimator", "custom_runtime_estimation", "enable_fusion_regions", "insert_overlap_deps",
@@ -41,7 +41,7 @@ _HARMLESS = {
             "pre_bucketing_fsdp_collectives_verbose", "prioritize_bucketing_during_scheduling",
             "profile_guided_estimations_profile_path", "spmd_mismatch",
         )),
-        # the same of low-contention collectives
+        # details of low-contention collectives
         *(_OVERLAP + name for name in ("low_contention_all_gather_ce_multicast", "low_contention_skip_overlap_check")),
         # these rewrite or reorder this rank's graph, and ask nobody
         *(_OVERLAP + name for name in ("allow_comms_decompositions", "enable_simple_overlap")),
@@ -146,7 +146,7 @@ def enters_autocast(node: Any) -> bool:
 
 
 def _settings(names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
-    """The settings of these that this version of torch has."""
+    """The settings of `names` that this version of torch has."""
     for module, attributes in names.items():
         config = sys.modules.get(module)
         for attribute in attributes if config is not None else ():

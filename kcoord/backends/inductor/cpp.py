@@ -23,7 +23,7 @@ from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi
 
 _LOCKED_FOR = 600  # seconds; torch's own bound
-# a builder's attributes that hold what it reads and makes
+# attributes of a builder that name its inputs and outputs
 _MOVED = ("_output_dir", "_target_file", "_output", "_sources_args")
 
 
@@ -136,7 +136,7 @@ def _is_there(request: Build) -> bool:
 
 
 def _build(request: Build) -> None:
-    """As torch does."""
+    """Build in torch's own place, as torch does."""
     from torch.utils._filelock import FileLock
 
     with FileLock(request.lock, timeout=_LOCKED_FOR):

@@ -125,7 +125,7 @@ class _Unit:
 
 
 def restrided(outputs: Any, promises: Sequence[tuple[int, ...] | None]) -> Any:
-    """`outputs`, with copies in place of those that do not lie as the next unit was promised. Gradients pass through."""
+    """`outputs`, with copies of those whose strides differ from what the next unit was promised. Gradients pass through."""
     found = []
     for each, strides in zip(_flat(outputs), promises, strict=True):
         if strides is not None and _stride(each) != strides:

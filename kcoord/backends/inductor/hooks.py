@@ -244,7 +244,7 @@ def _keyed(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @fails_open(lambda why: None)
 def _withhold(why: str) -> None:
-    """A graph of the unit that this rank leads cannot be cached: ranks that wait need not wait for its end."""
+    """Let waiting ranks go: torch cannot cache a graph of the unit that this rank leads."""
     open_compile = compiles.leading()
     if open_compile is not None and open_compile.kind == UNIT:
         open_compile.refuse_sharing(f"torch does not cache its graph: {why}")
@@ -259,7 +259,7 @@ _record = fails_open(lambda *arguments: None)(compiles.record)
 
 
 def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
-    """As ``TritonBundler.read_and_emit``, which writes the kernels of a graph that was found to Triton's directory.
+    """As ``TritonBundler.read_and_emit``, which writes the kernels of a loaded graph to Triton's directory.
 
     Ranks that load the same graph at once would each write them. All but the first one's would stay, with a warning each.
     """
