@@ -38,6 +38,11 @@ class Tasks(Acquisition):
 
     tiers: Tiers
 
+    def carry_out(self, actions: list[act.Action]) -> None:
+        for action in actions:
+            if not isinstance(action, act.Reply):
+                self.start(action)
+
     async def end(self) -> None:
         await self.drain(1.0)
         self.tiers.close()
@@ -90,8 +95,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def leader_of(flights: Flights, tasks: Tasks) -> str:
     """A rank leads `KEY`, by its node's lease; its token."""
-    for action in flights.claim(claimant(), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(), time.monotonic()))
     await until(lambda: (flight := flights.get(KEY)) is not None and flight.state is State.LEADING)
     flight = flights.get(KEY)
     assert flight is not None
@@ -108,9 +112,7 @@ async def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_o
     while time.monotonic() < end:
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Wait)
         await asyncio.sleep(0.02)
-    for action in flights.failed(KEY, token, "ptxas: no", "rank 1", time.monotonic()):
-        if not isinstance(action, act.Reply):
-            tasks.start(action)
+    tasks.carry_out(flights.failed(KEY, token, "ptxas: no", "rank 1", time.monotonic()))
     await until(lambda: not tasks.busy)
     assert tasks.held == 0
     assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
@@ -123,9 +125,7 @@ async def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None
     tasks = tasks_of(flights, leases)
     token = await leader_of(flights, tasks)
     assert flights.landing(KEY, token)
-    for action in flights.landed(KEY, "/home/1"):
-        if not isinstance(action, act.Reply):
-            tasks.start(action)
+    tasks.carry_out(flights.landed(KEY, "/home/1"))
     await until(lambda: not tasks.busy)
     assert tasks.held == 0
     assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
@@ -151,11 +151,9 @@ async def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_
     tasks = tasks_of(flights, leases)
     theirs = await leases.acquire(KEY, "theirs", "another node")
     assert isinstance(theirs, Lease)
-    for action in flights.claim(claimant(), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(), time.monotonic()))
     await until(lambda: leases._watchers)
-    for action in flights.gone(1, time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.gone(1, time.monotonic()))
     await until(lambda: not tasks.busy)
     assert not leases._watchers
     await theirs.release()
@@ -176,8 +174,7 @@ async def test_a_claim_that_does_not_wait_asks_once() -> None:
     answered: list[act.Reply] = []
     tasks = tasks_of(flights, leases, answered)
     assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-    for action in flights.claim(claimant(waits=False), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(waits=False), time.monotonic()))
     await until(lambda: answered and not tasks.busy)
     assert len(asked) == 2, "theirs, and ours once"
     assert not leases._watchers
@@ -207,8 +204,7 @@ async def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_
         raise ZeroDivisionError("look")
 
     tasks.tiers.from_store = ill  # type: ignore[method-assign]
-    for action in flights.claim(claimant(), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(), time.monotonic()))
     await until(lambda: answered and not tasks.busy)
     assert flights.get(KEY) is None
     assert not leases._held
@@ -243,8 +239,7 @@ async def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
     leases, flights = new_leases(), new_flights()
     tasks = tasks_of(flights, leases)
     assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-    for action in flights.claim(claimant(), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(), time.monotonic()))
     await until(lambda: leases._watchers)
     await within(10.0, tasks.drain(60.0))
 
@@ -341,8 +336,7 @@ async def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_ot
     leases, flights = new_leases(), new_flights()
     await leases.ready(key.digest, manifest)
     tasks = tasks_of(flights, leases, store=opened(tmp_path / "store", OURS))
-    for action in flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()))
     await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
     assert not home.exists()
     assert tasks.held == 0
@@ -502,8 +496,7 @@ async def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
     flights, answered = new_flights(), list[act.Reply]()
     tasks = tasks_of(flights, new_leases(), answered, store=store)
     await tasks.end()
-    for action in flights.claim(claimant(), time.monotonic()):
-        tasks.start(action)  # type: ignore[arg-type]
+    tasks.carry_out(flights.claim(claimant(), time.monotonic()))
     await asyncio.sleep(0.02)
     assert not answered
     assert not tasks.busy

@@ -61,61 +61,49 @@ def test_the_end_of_a_process_is_told_once(how: str) -> None:
     assert asyncio.run(watch()) == 1
 
 
-def test_a_process_that_ended_before_we_looked_is_told_of_too() -> None:
-    async def watch() -> None:
-        with sleeper() as process:
-            process.kill()
-        told = asyncio.Event()
-        watch = ProcessWatch(process.pid, told.set)
-        assert not watch.works
-        await asyncio.wait_for(told.wait(), 10)
-
-    asyncio.run(watch())
+async def test_a_process_that_ended_before_we_looked_is_told_of_too() -> None:
+    with sleeper() as process:
+        process.kill()
+    told = asyncio.Event()
+    watch = ProcessWatch(process.pid, told.set)
+    assert not watch.works
+    await asyncio.wait_for(told.wait(), 10)
 
 
-def test_a_process_of_another_namespace_is_not_watched() -> None:
-    async def watch() -> None:
-        told = asyncio.Event()
-        watch = ProcessWatch(0, told.set)
-        assert not watch.works
-        await asyncio.sleep(0.02)
-        assert not told.is_set()
-
-    asyncio.run(watch())
+async def test_a_process_of_another_namespace_is_not_watched() -> None:
+    told = asyncio.Event()
+    watch = ProcessWatch(0, told.set)
+    assert not watch.works
+    await asyncio.sleep(0.02)
+    assert not told.is_set()
 
 
-def test_a_kernel_without_pidfd_is_lived_with(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kernel_without_pidfd_is_lived_with(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 
-    async def watch() -> None:
-        monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    told = asyncio.Event()
+    watch = ProcessWatch(os.getpid(), told.set)
+    assert not watch.works
+    watch.close()
+    await asyncio.sleep(0.02)
+    assert not told.is_set()
+
+
+async def test_a_watch_that_is_closed_says_nothing_and_holds_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with sleeper() as process:
+        opened = os.listdir("/proc/self/fd")  # noqa: PTH208
         told = asyncio.Event()
-        watch = ProcessWatch(os.getpid(), told.set)
-        assert not watch.works
+        watch = ProcessWatch(process.pid, told.set)
         watch.close()
-        await asyncio.sleep(0.02)
-        assert not told.is_set()
-
-    asyncio.run(watch())
-
-
-def test_a_watch_that_is_closed_says_nothing_and_holds_no_descriptor() -> None:
-    async def watch() -> None:
-        before = os.listdir("/proc/self/fd")  # noqa: PTH208
-        with sleeper() as process:
-            opened = os.listdir("/proc/self/fd")  # noqa: PTH208
-            told = asyncio.Event()
-            watch = ProcessWatch(process.pid, told.set)
-            watch.close()
-            watch.close()
-            assert len(os.listdir("/proc/self/fd")) == len(opened)  # noqa: PTH208
-            process.kill()
-        await asyncio.sleep(0.02)
-        assert not told.is_set()
-        assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208
-
-    asyncio.run(watch())
+        watch.close()
+        assert len(os.listdir("/proc/self/fd")) == len(opened)  # noqa: PTH208
+        process.kill()
+    await asyncio.sleep(0.02)
+    assert not told.is_set()
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208
 
 
 ASKS_AND_DIES = """
