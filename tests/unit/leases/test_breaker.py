@@ -89,18 +89,6 @@ class TestABreakerAroundAHealthyRedis(LeaseConformance):
             assert lines == []
 
 
-class TestABreakerWhoseFirstServiceIsAway(LeaseConformance):
-    """This node's own leases serve."""
-
-    @asynccontextmanager
-    async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
-        service = Breaker(LocalLeases(**times), LocalLeases(**times), lambda line: None, every=60.0)
-        service._open(LeaseUnavailable("it is ill"))
-        yield service
-        assert service.open
-        await service.close()
-
-
 async def test_the_breaker_opens_once_with_one_line_and_the_second_service_serves(redis_server: RedisServer) -> None:
     lines: list[str] = []
     async with breaker_at(redis_server.url, lines) as service:
