@@ -1,4 +1,4 @@
-"""A circuit breaker for the store. It tells the user of an outage of each kind, and of its end, once; later ones are logged.
+"""A circuit breaker for the store. It tells the user of the first outage of each kind, and of its end.
 
 An *outage* begins with the first use that fails, and ends when a probe, in the background, has written to the store. During an
 outage whose uses fail at once (the store is full, read-only, gone) each use is tried: a store that can be read and not written
@@ -20,7 +20,7 @@ from kcoord.errors import StoreError
 from kcoord.files.bounded_threads import BoundedThreads, Paused, Silent, in_thread
 from kcoord.files.faults import fault_of
 from kcoord.leases.base import within
-from kcoord.telemetry.events import Notices, log, tell_if_failed
+from kcoord.telemetry.events import Notices, tell_if_failed
 
 T = TypeVar("T")
 
@@ -115,13 +115,9 @@ class StoreBreaker:
             self.faulty = True
             self.changes += 1
             self._fault = fault_of(store.root, error)
-            self._tell(fault_line(store, error), self._fault)
+            self._notices.tell(fault_line(store, error), about=self._fault)
         if self.faulty:
             self._probe(store)
-
-    def _tell(self, line: str, about: str) -> None:
-        if not self._notices.tell(line, about=about):
-            log.info("%s", line)
 
     def _probe(self, store: Store) -> None:
         if self._probing is None or self._probing.done():
@@ -145,7 +141,9 @@ class StoreBreaker:
                 break
         self.faulty = self._threads.paused = False
         self.changes += 1
-        self._tell(f"the store {store.root} is back: artifacts are published there again", f"the end of {self._fault}")
+        self._notices.tell(
+            f"the store {store.root} is back: artifacts are published there again", about=f"the end of {self._fault}"
+        )
 
 
 def fault_line(store: Store, error: StoreError) -> str:
