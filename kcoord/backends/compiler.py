@@ -20,15 +20,13 @@ class Compiler:
     `name` is that of its keys, recipes and statistics: lower-case letters, digits, ``_`` and ``-``. `backend` is its
     `kcoord.backends.Backend`, an object, as ``module:attribute``. `modules` are modules of the compiler, each with the module of
     its hooks: once a process has imported the first, kcoord imports the second and calls its function ``hook()``. `packages` are
-    the distributions that it needs, each with its oldest version, for ``kcoord doctor``. `recipes` are the kinds of recipes that
-    the backend replays, also for other GPUs than those that recorded them.
+    the distributions that it needs, each with its oldest version, for ``kcoord doctor``.
     """
 
     name: str
     backend: str
     modules: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    recipes: tuple[str, ...] = ()
 
     def obstacle(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """The reason why the compiler must not be hooked in this environment, and the remedy; None if there is none."""

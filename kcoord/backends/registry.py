@@ -87,21 +87,21 @@ def compilers() -> tuple[Compiler, ...]:
     return tuple(filter(None, (_declared(name, path) for name, path in found.items())))
 
 
-def compiler_of(kind: str) -> Compiler | None:
-    """The compiler whose backend replays recipes of this kind; None if there is none here."""
-    return next((each for each in compilers() if kind in each.recipes), None)
+def compiler_of(name: str) -> Compiler | None:
+    """The compiler of this name, which its recipes have, too; None if there is none here."""
+    return next((each for each in compilers() if each.name == name), None)
 
 
-def replayer(kind: str) -> Backend[Any, Any]:
-    """The backend that replays recipes of this kind, whose compiler is then imported.
+def replayer(name: str) -> Backend[Any, Any]:
+    """The backend of this name, for a replay. Its compiler is imported.
 
     Raises `KcoordError` if there is none here, and the exceptions of the imports.
     """
     from kcoord.backends.backend import Backend  # weight: a process whose compilers are hooked may compile nothing
 
-    compiler = compiler_of(kind)
+    compiler = compiler_of(name)
     if compiler is None:
-        raise KcoordError(f"no compiler here has recipes of the kind {kind!r}")
+        raise KcoordError(f"no compiler here has recipes of the kind {name!r}")
     for module in list(compiler.modules)[:1]:
         import_module(module)  # before the adapter, which imports it: its hooks import the adapter
     found: Backend[Any, Any] = _loaded(compiler.name, compiler.backend, Backend)

@@ -9,5 +9,4 @@ COMPILER = Compiler(
         ("torch.utils.cpp_extension", "flashinfer.jit.core", "tvm_ffi.cpp.extension"), "kcoord.backends.ninja.hooks"
     ),
     packages={"torch": (2, 11)},
-    recipes=("ninja",),
 )

@@ -2,4 +2,4 @@
 
 from kcoord.backends.compiler import Compiler
 
-COMPILER = Compiler("python", "kcoord.backends.python.compile_once:backend", recipes=("python",))
+COMPILER = Compiler("python", "kcoord.backends.python.compile_once:backend")

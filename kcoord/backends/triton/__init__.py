@@ -55,5 +55,4 @@ COMPILER = _Triton(
     "kcoord.backends.triton.adapter:backend",
     modules={"triton": "kcoord.backends.triton.hooks"},
     packages={"triton": OLDEST, "torch": (2, 11)},
-    recipes=("triton",),
 )

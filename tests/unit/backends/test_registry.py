@@ -44,7 +44,7 @@ class Other(Backend[Any, Any]):
         return artifact
 
 
-OTHER = Compiler("other", f"{__name__}:adapter", recipes=("other",))
+OTHER = Compiler("other", f"{__name__}:adapter")
 adapter = Other()
 BUILT_IN = list(registry.BUILT_IN)
 HOOKED = [each.name for each in registry.compilers() if each.modules]
