@@ -150,7 +150,7 @@ def suffer(job: Job, name: str, fault: Fault, server: RedisServer) -> None:
     assert bool(fault.causes) == any(opened) or not fault.seen
     for node, lines in enumerate(job.told_since(logs, _CANNOT)):
         assert len(lines) == opened[node] or not fault.seen, "one line for each change; the same line is not told again"
-        causes = (*fault.causes, "Connection closed")  # whoever was in mid-command hears that first
+        causes = (*fault.causes, "Connection closed", "Connection lost")  # whoever was in mid-command hears that first
         assert all(any(cause in line for cause in causes) for line in lines), lines
         assert _SECRET not in job.log(node)
 
