@@ -59,12 +59,9 @@ class _Key:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     lease: Lease | None = None
     expires: float = 0.0
+    timer: asyncio.TimerHandle | None = None
     users: int = 0
     events: set[asyncio.Event] = field(default_factory=set)
-
-    @property
-    def in_use(self) -> bool:
-        return bool(self.users or self.events or (self.lease is not None and monotonic() < self.expires))
 
     def is_leased_by(self, lease: Lease) -> bool:
         return self.lease is not None and self.lease.token == lease.token
@@ -75,8 +72,8 @@ class FileLeases(LeaseService):
 
     A command ends within `patience`. Its thread may hang for longer; while too many do, all commands are refused.
 
-    Others take a lease whose marker was untouched for its holder's `ttl`: it was not renewed, or its process was stopped, killed
-    or cut off.
+    This process gives a lease back when it was not renewed for `ttl`, or at its limit. If this process is stopped, killed or cut
+    off, others take it after its marker was untouched for `ttl`; that of a process killed on the same host at once (not on NFS).
     """
 
     name = "lease files"
@@ -138,8 +135,7 @@ class FileLeases(LeaseService):
         if lease.left() <= 0:
             await self._release(known, lease)
             return False
-        ours = known.is_leased_by(lease)
-        standing = await self._standing(known, None, touch=ours)
+        ours, standing = known.is_leased_by(lease), await self._standing(known, None)
         if standing is None:
             return isinstance(await self._attempt(known, lease, None), Lease)
         if ours and isinstance(standing, Wait):
@@ -167,13 +163,13 @@ class FileLeases(LeaseService):
         finally:
             await self._end(known)
 
-    async def _standing(self, known: _Key, void: str | None, *, touch: bool = False) -> Ready | Failed | Wait | None:
+    async def _standing(self, known: _Key, void: str | None) -> Ready | Failed | Wait | None:
         """The answer if this process leases the key. None: it does not; one that has ended, however it did, is given back."""
         lease, answer = known.lease, None
         if lease is None:
             return None
         if monotonic() < known.expires:
-            standing = await self._run(lambda: known.files.standing(void, touch=touch))
+            standing = await self._run(lambda: known.files.standing(void))
             if standing is True:
                 return Wait(lease.holder, max(0.0, known.expires - monotonic()))
             answer = standing or None
@@ -182,7 +178,7 @@ class FileLeases(LeaseService):
 
     async def _attempt(self, known: _Key, lease: Lease, void: str | None) -> Answer:
         def attempt() -> Ready | Failed | Wait | None:
-            found = known.files.attempt(void, lease.holder)
+            found = known.files.attempt(void)
             if found is None and self._closed:
                 known.files.release()
             return found
@@ -198,11 +194,22 @@ class FileLeases(LeaseService):
         return lease
 
     def _prolong(self, known: _Key) -> None:
-        """Another TTL, at most: nobody touches the marker of a lease that is not renewed."""
-        known.expires = monotonic() + min(self._ttl, known.lease.left() if known.lease is not None else 0.0)
+        """Another TTL. filelock's heartbeat, a thread, never stops by itself: this timer ends a lease that is not renewed."""
+        lasts = min(self._ttl, known.lease.left() if known.lease is not None else 0.0)
+        known.expires = monotonic() + lasts
+        if known.timer is not None:
+            known.timer.cancel()
+        known.timer = asyncio.get_running_loop().call_later(lasts, lambda: self._later(known, self._expire(known)))
+
+    async def _expire(self, known: _Key) -> None:
+        if known.lease is not None and monotonic() >= known.expires:
+            await self._end(known)
 
     async def _end(self, known: _Key) -> None:
         """Forget the lease and its marker, if there is one, and wake this process's waiters."""
+        if known.timer is not None:
+            known.timer.cancel()
+            known.timer = None
         try:
             if known.lease is not None:
                 known.lease = None
@@ -288,7 +295,7 @@ class FileLeases(LeaseService):
     def _tidy(self) -> None:
         """Forget the keys that were used longest ago, without those that are leased, watched or used now."""
         if len(self._keys) > _KEPT:
-            idle = [key for key, known in self._keys.items() if not known.in_use]
+            idle = [k for k, known in self._keys.items() if not (known.lease or known.users or known.events)]
             for key in idle[: len(self._keys) - _KEPT]:
                 del self._keys[key]
 

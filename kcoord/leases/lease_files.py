@@ -1,23 +1,24 @@
 """The files of one key: a marker, which is the lease, and an outcome. Every call blocks for as long as the file system does.
 
-A marker is made by ``O_CREAT | O_EXCL``, which one of many wins, on NFS too. It states its holder, for how long it counts
-untouched, and a token; each renewal touches it. After that time it is moved aside, and the key is free for everybody. So a
-marker that its writer left empty, or that is none, holds its key up for a TTL.
+The marker is `filelock.SoftFileLease`'s: made by ``O_CREAT | O_EXCL``, touched by its heartbeat, and taken over at once where its
+process can be seen to be dead. Two gaps of filelock are closed here: it replaces an expired marker by exchanging two names, which
+NFS refuses, and it keeps an empty marker (its writer died, or its disk was full) for ever. So a marker that was not touched for
+its duration is moved aside, and the key is free for everybody.
 
-This process's monotonic clock measures how long a marker is untouched, from the look that found it changed: the clocks of hosts
-need not agree.
+This process's monotonic clock measures how long a marker is untouched: the clocks of hosts need not agree. A marker that changed
+did so between two looks at it. Its modification time, by the file system's clock, says when, and is believed within these bounds.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
@@ -27,7 +28,7 @@ from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
 from kcoord.leases.base import Failed, Ready, Wait
 
-_LARGEST_MARKER, _LARGEST_OUTCOME = 8 << 10, 256 << 10  # bytes
+_LARGEST_OUTCOME = 256 << 10  # bytes
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
 _LONGEST_DURATION = 3600.0  # seconds; a longer duration in a marker is not believed
@@ -41,36 +42,44 @@ class NotALease(Exception):
     """The marker's place is taken by something that cannot be moved aside, a directory: nobody can lease this key."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Marker:
-    """Another holder's marker. It has not changed `since`, and counts for `duration` then; seconds of this process's clock."""
+    """Another holder's marker. It was touched between `after` and `seen`; times are in seconds of this process's clock."""
 
     identity: tuple[int, int, int]  # inode, modification and change time
-    holder: str
+    host: str
     duration: float
-    since: float
+    after: float
+    seen: float
+    looked: float  # when the latest look began that found it unchanged
+    touched: float | None  # None until it matters
 
 
 class KeyFiles:
     """One key's files in `directory`, for one thread at a time (`changes` excepted). Raises OSError.
 
-    Outcomes are made in `staging`, on the same file system, before they get their names; agents sweep it.
+    Files are made in `staging`, on the same file system, before they get their names; agents sweep it.
     """
 
     def __init__(self, directory: Path, staging: Path, name: str, ttl: float, failure_ttl: float) -> None:
-        self._directory, self._staging, self._root = directory, staging, staging.parents[1]
+        self._directory, self._staging, self._root = directory, staging, _store_of(staging)
         self._marker = directory / f"{name}.lease"
         self._outcome = directory / f"{name}.outcome"
         self._ttl, self._failure_ttl = ttl, failure_ttl
-        self._ours: bytes | None = None  # the content of our marker
+        self._lease = self._new_lease()
+        self._unremoved: list[filelock.SoftFileLease] = []  # given back, with a marker that a fault kept
         self._known: _Marker | None = None  # another holder's
 
-    def attempt(self, void: str | None, holder: str) -> Ready | Failed | Wait | None:
+    def _new_lease(self) -> filelock.SoftFileLease:
+        return filelock.SoftFileLease(self._marker, lease_duration=self._ttl, thread_local=False)
+
+    def attempt(self, void: str | None) -> Ready | Failed | Wait | None:
         """The outcome, if there is one; else who has the lease; else None: it is ours now. `void` is no outcome.
 
         Raises `NotALease`.
         """
-        found = self._read_outcome(void) or self._take(holder)
+        self._remove_again()
+        found = self._read_outcome(void) or self._take()
         if found is not None:
             return found
         try:
@@ -84,23 +93,39 @@ class KeyFiles:
         self.release()
         return found
 
-    def standing(self, void: str | None, *, touch: bool = False) -> Ready | Failed | bool:
-        """For a lease that was taken here: the outcome that ended it, else True if it is still ours. `touch`: renew it."""
+    def standing(self, void: str | None) -> Ready | Failed | bool:
+        """For a lease that was taken here: the outcome that ended it, else True if it is still ours."""
         outcome = self._read_outcome(void)
         if outcome is not None:
             return outcome
-        ours = self._is_ours()
-        if ours and touch:
-            with suppress(FileNotFoundError):  # the next look finds it gone
-                beneath.touch(self._marker, self._root)
+        owner = self._lease.owner
+        ours = owner is not None and owner.token == self._lease.token
+        if (
+            ours and self._lease.compromise is not None
+        ):  # the heartbeat gave up: the file system failed for most of the TTL
+            with suppress(OSError):
+                os.utime(self._marker, follow_symlinks=False)
         return ours
 
     def release(self) -> None:
-        """Remove the marker, if it is ours. One that cannot be removed is given back as well: nobody touches it any more."""
-        with suppress(OSError):
-            if self._is_ours():
-                beneath.unlink(self._marker, self._root)
-        self._ours = None
+        """Remove the marker, if it is ours. One that cannot be removed is given back as well: nobody touches it any more.
+
+        From 4.3 on, filelock still holds a lease whose marker it could not remove, and would acquire it again at once.
+        """
+        try:
+            self._lease.release(force=True)
+        except OSError:
+            self._unremoved.append(self._lease)
+            self._lease = self._new_lease()
+
+    def _remove_again(self) -> None:
+        """Remove markers that `release` could not, unless they are another's by now, and close their files."""
+        tried, self._unremoved = self._unremoved, []
+        for lease in tried:
+            try:
+                lease.release(force=True)
+            except OSError:
+                self._unremoved.append(lease)
 
     def announce(self, outcome: Ready | Failed) -> None:
         """Write the outcome, whole or not at all. A directory in its place stays: then waiters hear nothing."""
@@ -128,7 +153,7 @@ class KeyFiles:
         try:
             outcome = _parse(read_plain(self._outcome, _LARGEST_OUTCOME))
             if isinstance(outcome, Failed):
-                age = time.time() - self._outcome.lstat().st_mtime
+                age = file_system_now(self._staging) - self._outcome.lstat().st_mtime
                 return outcome if abs(age) < self._failure_ttl else None
         except (FileNotFoundError, PermissionError, ArtifactInvalid):
             return None
@@ -145,69 +170,60 @@ class KeyFiles:
 
     # The marker.
 
-    def _is_ours(self) -> bool:
-        try:
-            return self._ours is not None and read_plain(self._marker, _LARGEST_MARKER) == self._ours
-        except ArtifactInvalid:
-            return False
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):
-                return False
-            raise
-
-    def _take(self, holder: str) -> Wait | None:
+    def _take(self) -> Wait | None:
         for _ in range(_TRIES):
-            if self._make(holder):
+            try:
+                self._lease.acquire(blocking=False)
+            except (
+                filelock.Timeout,
+                filelock.LeaseSettingsMismatch,
+            ):  # a holder with another TTL is waited for as long
+                pass
+            except (IsADirectoryError, PermissionError) as error:
+                if isinstance(error, PermissionError) and not os.access(self._directory, os.W_OK):
+                    raise
+                raise NotALease(f"{self._marker}: {error.strerror}") from error
+            else:
+                self._known = None
                 return None
             marker = self._observe()
             if marker is None:
                 continue  # it was given back just now
-            left = marker.since + marker.duration - time.monotonic()
+            left = self._left(marker)
             if left > 0:
-                return Wait(marker.holder, left)
+                return Wait(marker.host, left)
             self._set_aside(marker)
         return Wait(_SOMEBODY, 0.05)  # others are faster
 
-    def _make(self, holder: str) -> bool:
-        """False: something has the marker's name."""
-        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with beneath.opened(self._directory, self._root) as place:
-            try:
-                descriptor = os.open(self._marker.name, how, 0o666, dir_fd=place)
-            except FileExistsError:
-                return False
-        content = msgpack.packb([_utf8(holder)[:_LONGEST_WORD], float(self._ttl), staging_name()])
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-        except OSError:  # a full disk
-            with suppress(OSError):
-                beneath.unlink(self._marker, self._root)
-            raise
-        self._ours, self._known = content, None
-        return True
-
     def _observe(self) -> _Marker | None:
         """Look at another's marker, and remember it."""
+        began, before = time.monotonic(), self._known
         found = _stat(self._marker)
         if found is None:
             self._known = None
             return None
-        if stat.S_ISDIR(found.st_mode):
-            raise NotALease(f"{self._marker} is a directory")
-        if self._known is None or self._known.identity != _identity(found):
-            self._known = _Marker(_identity(found), *self._stated(), time.monotonic())
+        if before is not None and before.identity == _identity(found):
+            before.looked = began
+            return before
+        changed = before is not None and before.identity[0] == found.st_ino
+        owner, now = self._lease.owner, time.monotonic()
+        host, duration = _SOMEBODY, self._ttl
+        if owner is not None:
+            host = owner.hostname.partition("?")[0] or _SOMEBODY
+            duration = min(max(owner.lease_duration or 0.0, self._ttl), _LONGEST_DURATION)
+        after = before.looked if changed and before is not None else now
+        touched = None if changed else now  # at the first look its age is unknown: it gets its whole time
+        self._known = _Marker(_identity(found), host, duration, after, now, began, touched)
         return self._known
 
-    def _stated(self) -> tuple[str, float]:
-        """The holder and the duration that the marker states, within bounds."""
-        try:
-            holder, duration, _ = msgpack.unpackb(read_plain(self._marker, _LARGEST_MARKER))
-            if isinstance(holder, str) and isinstance(duration, float):
-                return holder[:_LONGEST_WORD], min(max(duration, self._ttl), _LONGEST_DURATION)
-        except (OSError, ArtifactInvalid, ValueError, TypeError, msgpack.exceptions.UnpackException):
-            pass  # it is not written yet, or none of ours
-        return _SOMEBODY, self._ttl
+    def _left(self, marker: _Marker) -> float:
+        """Seconds until the marker has expired; not above 0 if it has."""
+        now = time.monotonic()
+        if marker.touched is None and marker.after + marker.duration <= now:
+            age = file_system_now(self._staging) - marker.identity[1] / 1e9
+            marker.touched = min(max(time.monotonic() - age, marker.after), marker.seen)
+        start = marker.after if marker.touched is None else marker.touched
+        return start + marker.duration - now
 
     def _set_aside(self, marker: _Marker) -> None:
         """Take an expired marker away. One that was touched or replaced just now is put back, if possible: a file system may know
@@ -243,6 +259,22 @@ def look_up(directory: Path) -> None:
             with suppress(FileExistsError):
                 beneath.mkdir(missing, directory.parents[2])
     beneath.check(directory, directory.parents[2])
+
+
+def _store_of(staging: Path) -> Path:
+    return staging.parents[1]
+
+
+def file_system_now(staging: Path) -> float:
+    """The file system's own clock, in seconds; comparable to its modification times only."""
+    beneath.check(staging, _store_of(staging))
+    probe = staging / f"{staging_name()}.part"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        beneath.unlink(probe, _store_of(staging))
 
 
 def _stat(path: Path) -> os.stat_result | None:
