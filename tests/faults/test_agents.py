@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kcoord.protocol import endpoint, frames
+from kcoord.protocol import endpoint
 from kcoord.rank import client as rank_client
 from kcoord.rank import spawn
 from kcoord.rank.client import Alone, Lead, Ready
@@ -296,54 +295,6 @@ def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Nod
     flood.tell()
     flood.expect("gone")
     until(lambda: psutil.Process(agent.pid).num_fds() < 100)
-
-
-def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node: Node) -> None:
-    agent = psutil.Process(node.start().pid)
-    other = node.client()
-    assert other.status()
-    before = agent.memory_info().rss
-    with node.wire() as wire:
-        wire.hello()
-        ended = in_thread(lambda: ask_for_ever(wire.socket))
-        served = 0
-        while not ended.done():
-            lead = node.lead(other, f"k{served}")
-            assert node.publish(other, lead, f"k{served}")
-            served += 1
-        assert ended.result(0) > 1000, "it was cut off before it had done anything"
-    assert served, "nobody else was served meanwhile"
-    assert agent.memory_info().rss - before < 40 << 20
-    assert [line for line in node.status()["notices"] if f"pid {os.getpid()})" in line and "cut off" in line]
-
-
-def ask_for_ever(connection: socket.socket) -> int:
-    """The number of requests that were sent until the agent had enough of them."""
-    frame = frames.encode_frame({"id": 1, "op": "status"})
-    for sent in range(10_000_000):
-        try:
-            connection.sendall(frame)
-        except (BrokenPipeError, ConnectionResetError):
-            return sent
-    raise AssertionError("the agent listened for ever")
-
-
-def test_a_client_that_asks_for_ever_more_before_it_is_answered_is_refused(node: Node) -> None:
-    node.start()
-    leader, other = node.client(), node.client()
-    lead = node.lead(leader, "k")
-    claim = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n", "home": str(node.home("k"))}
-    with node.wire() as wire:
-        wire.hello()
-        for number in range(1000):
-            wire.send({"id": number, **claim})
-        until(lambda: len(node.flight("k")["waiting"]) == 1000)
-        assert wire.ask(claim)["op"] == "refused"
-        wire.assert_closed()
-    until(lambda: node.flight("k")["waiting"] == [])
-    assert isinstance(found := node.claim(other, "other"), Lead)
-    assert node.publish(other, found, "other")
-    assert node.publish(leader, lead, "k")
 
 
 # Two at once, and none that can write.
