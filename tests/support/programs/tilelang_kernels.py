@@ -91,9 +91,9 @@ locked: list[bool] = []
 
 
 def watched(native: Any) -> Any:
-    def ask(self: Any, *arguments: Any) -> Any:
+    def ask(self: Any, *arguments: Any, **keywords: Any) -> Any:
         locked.append(AutoTuner._lock.locked())
-        return native(self, *arguments)
+        return native(self, *arguments, **keywords)
 
     return ask
 
