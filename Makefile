@@ -28,9 +28,9 @@ demo: setup
 
 # Before each commit: lint, the units without the slow files, and a smoke of each other part.
 UNITS := tests/unit
-SLOW := $(addprefix $(UNITS)/,$(addsuffix .py,keys/test_key_stability agent/test_flights_model leases/test_failover \
-  leases/test_files leases/test_redis_model leases/test_leases transfer/test_prefetch transfer/test_bundle telemetry/test_spans \
-  files/test_sweep profiles/test_profile retention/test_retention report/test_divergence report/test_report backends/test_example \
+SLOW := $(addprefix $(UNITS)/,$(addsuffix .py,keys/test_key_stability agent/test_flights_model leases/test_breaker \
+  leases/test_files leases/test_redis_model leases/test_leases packs/test_prefetch packs/test_exchange telemetry/test_spans \
+  files/test_sweep packs/test_profile retention/test_retention report/test_divergence report/test_report backends/test_example \
   backends/ninja/test_extensions backends/ninja/test_directories backends/triton/test_warm_system_calls \
   $(foreach each,inductor ninja python triton,backends/$(each)/test_conformance) backends/triton/test_triton \
   backends/triton/test_autotune))
