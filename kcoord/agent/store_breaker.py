@@ -165,7 +165,7 @@ async def opened(store: Store, patience: float, notices: Notices) -> None:
         await within(patience, in_thread(store.open))
     except StoreError as error:
         fault = error
-    except asyncio.TimeoutError:
+    except TimeoutError:
         fault = Silent(store.root, patience)
     else:
         if store.reads_only is None:
