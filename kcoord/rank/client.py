@@ -40,6 +40,7 @@ _LONGEST_SHOWN = 200  # characters of a kernel's name
 _LONGEST_NOTICE = 4096  # characters
 _AT_ONCE = 0.005  # seconds; a slower answer counts as a wait
 _RETRY_AFTER = 5.0  # seconds without a request after the agent was found dead
+_LOOK_AFTER = 0.25  # seconds, if somebody else is to start it: a look costs microseconds
 # seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
 _LONGEST_ANSWER = 60.0
 _ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
@@ -313,11 +314,12 @@ class AgentClient:
             raise
 
     def _declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
-        """Open no connection for `_RETRY_AFTER` seconds; say so, unless `quietly`."""
+        """Open no connection for a while; say so, unless `quietly`."""
+        looks = not self._settings.spawn and not isinstance(error, TimeoutError)
         with self._lock:
             first = time.monotonic() >= self._dead_until
             if first:  # a call that was refused meanwhile does not extend the pause
-                self._dead_until = time.monotonic() + _RETRY_AFTER
+                self._dead_until = time.monotonic() + (_LOOK_AFTER if looks else _RETRY_AFTER)
         self.close()
         if first and not quietly:
             ended = isinstance(error, ConnectionError) and self._settings.spawn

@@ -66,6 +66,20 @@ def is_whole(node: Node, name: str) -> bool:
 # Killed.
 
 
+def test_a_rank_that_starts_no_agent_asks_the_next_one_as_soon_as_it_is_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher or the kubelet starts it within a second. What takes long is to start one, or to wait for a hung one."""
+    monkeypatch.setattr(rank_client, "_RETRY_AFTER", 1e6)
+    agent, client = node.start(), node.client(spawn="0")
+    assert client.status()
+    end_agent(agent.pid)
+    assert isinstance(node.claim(client, "k"), Alone)
+    node.start()
+    until(lambda: client.status() is not None)
+    assert node.publish(client, node.lead(client, "k"), "k")
+
+
 @pytest.mark.smoke
 def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node, interposer: Interposer) -> None:
     agent = node.start(environ=interposer.environ)

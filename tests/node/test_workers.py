@@ -23,7 +23,8 @@ pytest.importorskip("triton")
     ],
 )
 def test_workers_compile_each_kernel_once(sandbox: Sandbox, way: str, variables: dict[str, str]) -> None:
-    check(sandbox, below_exec(sandbox, "workers.py", way, **variables))
+    # they are killed as soon as they have loaded: the figures of a process' last second are lost
+    check(sandbox, below_exec(sandbox, "workers.py", way, **variables), summary=False)
 
 
 @pytest.mark.parametrize(
