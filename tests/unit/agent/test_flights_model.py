@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kcoord.agent import flights as act
 from kcoord.agent.flights import Claimant, Flight, Flights, State
+from kcoord.latest import Latest
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
@@ -426,13 +427,24 @@ def fingerprint(server: Server) -> int:
 _containers: dict[type, list[str]] = {}  # of a class, the attributes that are containers
 
 
+def copied(container: Any) -> Any:
+    """As `copy.copy`, which takes three times as long for a `Latest`."""
+    kind = type(container)
+    if kind is not Latest:
+        return container.copy()
+    twin = kind.__new__(kind)
+    dict.update(twin, container)
+    vars(twin).update(vars(container))
+    return twin
+
+
 def twin_of(thing: Any) -> Any:
     """As `copy.copy`, with its containers copied, too."""
     kind, values = type(thing), vars(thing).copy()
     if kind not in _containers:
         _containers[kind] = [name for name, value in values.items() if isinstance(value, (dict, list, set))]
     for name in _containers[kind]:
-        values[name] = copy.copy(values[name])
+        values[name] = copied(values[name])
     twin = object.__new__(kind)
     twin.__dict__ = values
     return twin
@@ -456,7 +468,7 @@ def finish(server: Server, finished: set[int]) -> None:
     finished.update(passed)
 
 
-DEPTH = 9
+DEPTH = 8
 
 
 def test_every_order_of_events_for_three_claims_of_one_key() -> None:
@@ -491,4 +503,4 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
     assert hedged == outcomes, "a state in which nobody was ever hedged"
     assert overdue == outcomes, "a state in which no wait was ever too long"
     assert waited_in_vain, "no node was ever waited for in vain"
-    assert len(seen) > 30_000, "the exploration has become shallow"
+    assert len(seen) > 60_000, "the exploration has become shallow"
