@@ -31,7 +31,6 @@ from kcoord.stalls import Stalls
 
 _ANEW = 4
 """The exit code of a process whose workers wait for locks that its modules' threads held when it forked. Another imports none."""
-_AGENT_STARTS, _ASK_AGAIN = 10.0, 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _FIRST_TO_END = "900"  # of 1000, for the kernel that is out of memory
@@ -90,7 +89,7 @@ class _Forks:
         settings, idle = Settings.from_environ(), IdleCores()
         client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
         install()
-        joined = _joined(client)
+        joined = client.ask(Join(), Joined, quietly=True, start=False)  # answered when there is work
         if joined is None or joined.workers < 1:
             return OVER
         most = max(1, min(joined.workers, int(cores())))
@@ -179,14 +178,6 @@ def _be_modest() -> None:
         # with autogroups, a session has a share of the cores, and nice counts within it alone (sched(7))
         with contextlib.suppress(OSError):
             Path("/proc/self", file).write_text(value)
-
-
-def _joined(client: AgentClient) -> Joined | None:
-    """The agent's answer, which comes when there is work. None: there is no agent, though one was about to start."""
-    until = time.monotonic() + _AGENT_STARTS
-    while (joined := client.ask(Join(), Joined, quietly=True, start=False)) is None and time.monotonic() < until:
-        time.sleep(_ASK_AGAIN)
-    return joined
 
 
 def _import(modules: Sequence[object]) -> None:
