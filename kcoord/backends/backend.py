@@ -274,7 +274,7 @@ class Backend(ABC, Generic[R, H]):
             request, Request(asked.key, home, device, target=target, aside=self.aside, recipe=recipe, loads=loads)
         )
         found = coordinator.request(wanted, wait=waits)
-        # an artifact on this node was recorded when it was compiled; a profile with a name of its own may be a later one
+        # an automatic profile lists this node's artifacts since their compiles; a profile that the user named may be newer
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
             self._record(request, wanted.home, found.manifest.compile_seconds)
         return found

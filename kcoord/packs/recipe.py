@@ -248,8 +248,8 @@ def _unpacked(value: Any, depth: int) -> Any:
     raise ValueError("a recipe's call holds a value of another type")
 
 
-# Choices: recorded with their keys, they hold for whoever asks for these keys, and need no compiler. The key tells all that a
-# choice depends on: one for a kernel that has changed since is never asked for.
+# A choice is recorded with its key, which holds all that the choice depends on. A replay of it needs no compiler, and a kernel
+# that has changed since asks for another key.
 
 CHOICE = "choice"
 """The `backend` of such recipes."""

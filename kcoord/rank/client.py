@@ -40,7 +40,7 @@ _LONGEST_SHOWN = 200  # characters of a kernel's name
 _LONGEST_NOTICE = 4096  # characters
 _AT_ONCE = 0.005  # seconds; a slower answer counts as a wait
 _RETRY_AFTER = 5.0  # seconds without a request after the agent was found dead
-_LOOK_AFTER = 0.25  # seconds, if somebody else is to start it: a look costs microseconds
+_LOOK_AFTER = 0.25  # seconds, if somebody else is to start it, and the look took no longer: most take microseconds
 # seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
 _LONGEST_ANSWER = 60.0
 _ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
@@ -215,12 +215,12 @@ class AgentClient:
         """True if the agent is `Done`: on the lead's connection or, if that is broken (a new agent), on another one."""
         frame = _frame_of(request)
         if lead is not None and not lead.ended:
-            lead.ended = True
+            lead.ended, begun = True, time.monotonic()
             try:
                 answer = self._exchange(lead.connection, frame, _LONGEST_ANSWER)
             except TimeoutError as error:  # the agent hangs: another connection would be waited for as long again
                 let_through(error)
-                self._declare_dead(error)
+                self._declare_dead(error, begun)
                 return False
             except (OSError, ProtocolError) as error:
                 let_through(error)
@@ -250,6 +250,7 @@ class AgentClient:
     ) -> tuple[messages.Answer, OwnSocket]:
         """The answer to `frame`, and its connection, which is the caller's. Raises one of `_FAULTS`."""
         for attempt in _ATTEMPTS:
+            begun = time.monotonic()
             try:
                 connection = self._borrow(fresh=attempt > 1, start=start)
                 return self._exchange(connection, frame, patience, while_waiting), connection
@@ -258,7 +259,7 @@ class AgentClient:
                 self.close()  # connections to a dead agent come in numbers
                 if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     if start:  # else it may be that none was needed yet
-                        self._declare_dead(error, quietly=quietly)
+                        self._declare_dead(error, begun, quietly=quietly)
                     raise
         raise AssertionError("unreachable")
 
@@ -313,9 +314,9 @@ class AgentClient:
             connection.close()
             raise
 
-    def _declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
-        """Open no connection for a while; say so, unless `quietly`."""
-        looks = not self._settings.spawn and not isinstance(error, TimeoutError)
+    def _declare_dead(self, error: Exception, begun: float, *, quietly: bool = False) -> None:
+        """Open no connection for a while after a request that `begun` has failed; say so, unless `quietly`."""
+        looks = not self._settings.spawn and time.monotonic() - begun < _LOOK_AFTER
         with self._lock:
             first = time.monotonic() >= self._dead_until
             if first:  # a call that was refused meanwhile does not extend the pause

@@ -23,7 +23,7 @@ def run(line: Sequence[str]) -> int:
         return backend.obtain(request, lambda: status_of(subprocess.run(line).returncode))
     except CompilerFailed as error:
         return error.status
-    except OSError as error:  # the output cannot be written: the compiler says so itself
+    except OSError as error:  # the output's directory takes no files, which the compiler reports
         let_through(error)
         return status_of(subprocess.run(line).returncode)
 

@@ -135,7 +135,7 @@ def record(given: Mapping[str, Any], place: Path) -> None:
 
 
 def hook() -> bool:
-    """Trace or record the compiles of this process where `calls` says so. Idempotent; False for a release not known."""
+    """Trace or record the compiles of this process, as `calls` states. Idempotent. Returns False for an unknown release."""
     if name := differing("ninetoothed", _NEEDED):
         notices.tell(f"this NineToothed's {name.replace(':', '.')} differs: its kernels are compiled by each rank")
         return False
