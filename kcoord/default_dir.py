@@ -45,9 +45,7 @@ def runtime_directory() -> Path:
 @functools.lru_cache(maxsize=4)
 def _first_suitable(places: tuple[Path, ...]) -> Path:
     taken = ""
-    for place in places:
-        if _why_unsuitable_mount(place):
-            continue
+    for place in sorted(places, key=lambda place: bool(_why_unsuitable_mount(place))):  # a socket needs no exec
         try:
             why = make_own(place)
         except OSError:

@@ -37,6 +37,7 @@ MOST_PARTS = 64  # of a profile that are read
 LARGEST_PART = 256 << 20  # bytes
 HEAD = b"kcoord-profile-1\n"  # the first line of a part
 _SUFFIX = ".recipes"
+_LISTINGS = 5  # of a profile whose parts go while it is read
 _VALUES = 32  # of a recipe on the wire, at most
 
 
@@ -104,13 +105,21 @@ def parts(directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path
     try:
         if local_dir is not None:
             check_tier(directory)
-        for path in newest_parts(directory):
-            with suppress(OSError):  # it is gone, as its reader finds
-                if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
-                    notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
-                    continue
-            for recipe in _read_part(path, notices, trust, known) or ():
-                add(found, recipe)
+        read: set[Path] = set()
+        for _ in range(_LISTINGS):
+            listed = newest_parts(directory)
+            for path in [each for each in listed if each not in read]:
+                with suppress(OSError):  # it is gone, as its reader finds
+                    if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
+                        notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
+                        read.add(path)
+                        continue
+                recipes = _read_part(path, notices, trust, known)
+                read |= set() if recipes is None else {path}
+                for recipe in recipes or ():
+                    add(found, recipe)
+            if read.issuperset(listed):
+                break  # else a writer has replaced a part: its successor is in the next listing
     except StoreError as refused:
         notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
     except OSError as error:

@@ -217,7 +217,7 @@ class AgentClient:
         if lead is not None and not lead.ended:
             lead.ended, begun = True, time.monotonic()
             try:
-                answer = self._exchange(lead.connection, frame, _LONGEST_ANSWER)
+                answer = self._exchange(lead.connection, frame, begun + _LONGEST_ANSWER)
             except TimeoutError as error:  # the agent hangs: another connection would be waited for as long again
                 let_through(error)
                 self._declare_dead(error, begun)
@@ -248,12 +248,13 @@ class AgentClient:
         start: bool = True,
         while_waiting: Callable[[], None] | None = None,
     ) -> tuple[messages.Answer, OwnSocket]:
-        """The answer to `frame`, and its connection, which is the caller's. Raises one of `_FAULTS`."""
+        """The answer to `frame` within `patience` seconds, and its connection, which is the caller's. Raises one of `_FAULTS`."""
+        deadline = time.monotonic() + patience
         for attempt in _ATTEMPTS:
             begun = time.monotonic()
             try:
                 connection = self._borrow(fresh=attempt > 1, start=start)
-                return self._exchange(connection, frame, patience, while_waiting), connection
+                return self._exchange(connection, frame, deadline, while_waiting), connection
             except _FAULTS as error:
                 let_through(error)
                 self.close()  # connections to a dead agent come in numbers
@@ -292,15 +293,14 @@ class AgentClient:
         self,
         connection: OwnSocket,
         frame: bytes,
-        patience: float,
+        deadline: float,
         while_waiting: Callable[[], None] | None = None,
     ) -> messages.Answer:
-        """Send `frame`, and wait `patience` seconds for its answer, as long as the agent's heartbeats arrive.
+        """Send `frame`, and wait for its answer until `deadline`, as long as the agent's heartbeats arrive.
 
         ``while_waiting()`` is called once, if there is a wait. After an error the connection is closed. Raises OSError, and
         `ProtocolError` if the agent refuses or its reply is malformed.
         """
-        deadline = time.monotonic() + patience
         try:
             connection.check()
             frames.send_frame(connection, frame)

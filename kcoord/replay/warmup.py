@@ -95,7 +95,7 @@ def warmup(
     ranks, nodes = ranks_of(), nodes_of()
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
     callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    workers = max(0, int(cores()) - callers) if workers is None else workers
+    workers = max(0, int(cores()) - callers if workers is None else workers)
     walk = Walk(coordinator, len(shared) + len(own), progress if callable(progress) else None, tell)
     shows = progress is True and ranks.rank in (None, 0)
     seconds = [recipe.seconds for recipe in shared] + [0.0] * len(own) if shows else []

@@ -22,6 +22,7 @@ from typing import Literal
 
 from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
+from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.atomic import staging_name
@@ -31,7 +32,7 @@ from kcoord.files.trash import Trash
 from kcoord.retention.limits import BLOCK, Collected, Entry, Limits, blocks, choose
 from kcoord.retention.tidying import Tidying, tidy_tier
 
-_NO_CACHES = ("objects", "packs", "profiles", "toolchain", "traces")
+_CACHES = ("inductor", "inductor-signed", "triton")  # all that launchers name to compilers (`Compiler.child_environ`)
 LEAST_UNUSED = 26 * 3600.0  # seconds: an access time may lag by a day
 
 
@@ -43,27 +44,25 @@ def collect_local(
     tidying: Tidying | None = None,
     dry_run: bool = False,
     most: int | None = None,
-    caches: bool = False,
 ) -> Collected:
     """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look, and write
     nothing.
 
-    Directories without kcoord's manifest stay. With `caches` those below `local_dir` count and go as artifacts do: compilers keep
-    their own caches there, and make again what is missing. Raises `StoreError`, also where the use of artifacts cannot be known.
+    Directories without kcoord's manifest stay, except in the user's cache directory: compilers keep their own caches there, which
+    count and go as artifacts do. Raises `StoreError`, also where the use of artifacts cannot be known.
     """
     tidying = tidying or Tidying()
     found = Collected()
     with store_errors(local_dir):
-        existing = tiers(local_dir)
+        caches = list(_caches(local_dir)) if is_users_cache(local_dir) else []
+        existing = [*tiers(local_dir), *([local_dir] if caches or (local_dir / ".kcoord").is_dir() else [])]
         if not dry_run:
             for tier in existing:
                 tidy_tier(tier, tidying, found)
-        if caches:
-            existing.append(local_dir)
         if not existing or not (limits.any or dry_run):
             return found
         entries = [entry for tier in existing for entry in _entries(tier)]
-        entries += _caches(local_dir) if caches else ()
+        entries += caches
         keep = {str(local_dir / place) for place in pinned}
         found.add_found(entries, keep)
         if limits.any:
@@ -80,6 +79,11 @@ def collect_local(
     return found
 
 
+def is_users_cache(local_dir: Path) -> bool:
+    """True if all of `local_dir` is kcoord's and the compilers': nobody named it."""
+    return cache_directory() in (local_dir, local_dir.parent)
+
+
 def _entries(tier: Path) -> Iterator[Entry]:
     with os.scandir(tier) as homes:
         for home in homes:
@@ -91,21 +95,14 @@ def _entries(tier: Path) -> Iterator[Entry]:
 def _caches(local_dir: Path) -> Iterator[Entry]:
     """The directories with files in the compilers' caches, each with all below it: a compiler reads its files together.
 
-    The tier of jobs that require signatures is below `local_dir`, too, and no cache.
+    The rest of `local_dir` is kcoord's, or somebody's who put it there.
     """
-    for place, folders, names in os.walk(local_dir):
-        if place == str(local_dir):
-            folders[:] = [name for name in folders if not name.startswith(".") and name not in _NO_CACHES]
-            folders[:] = [name for name in folders if not os.path.lexists(f"{place}/{name}/objects")]
-            continue
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and not os.path.lexists(f"{place}/{name}/{MANIFEST_NAME}")
-        ]
-        if names and Path(place).parent != local_dir:
+    for place, folders, names in (each for name in _CACHES for each in os.walk(local_dir / name)):
+        homes = {name for name in folders if os.path.lexists(f"{place}/{name}/{MANIFEST_NAME}")}
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in homes]
+        if names and not homes and Path(place).parent != local_dir:
             folders.clear()
-            with suppress(FileNotFoundError):  # it goes in this very moment
+            with suppress(FileNotFoundError, PermissionError):  # it goes in this very moment, or is closed to this user
                 yield _entry(place, os.lstat(place).st_mtime, "cache")
 
 

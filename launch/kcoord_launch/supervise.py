@@ -34,7 +34,8 @@ from kcoord_launch.console import say
 from kcoord_launch.environment import rank_environment
 
 _STOP_TIMEOUT = 20.0  # seconds
-_MOST_RESTARTS = 20
+_MOST_RESTARTS = 20  # of agents that end early
+_EARLY = 60.0  # seconds; an agent that ends later says nothing about the next one
 
 
 class Attendance:
@@ -166,15 +167,17 @@ class Supervisor:
         return spawn.start_process(self._listener, ["--parent", str(os.getpid())], self.settings)
 
     def _keep_running(self) -> None:
-        for _ in range(_MOST_RESTARTS):
+        restarts, launched = 0, time.monotonic()
+        while restarts < _MOST_RESTARTS:
             assert self._process is not None
             code = self._process.wait()
             if self._stopping.is_set():
                 return
+            restarts = restarts + 1 if time.monotonic() - launched < _EARLY else 1
             say(f"the agent ended with code {code} and is restarted")
             time.sleep(0.05)
             try:
-                self._process = self._launch()
+                self._process, launched = self._launch(), time.monotonic()
             except (OSError, KcoordError) as error:
                 say(f"the agent cannot be restarted: {error}")
                 break

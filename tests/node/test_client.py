@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from kcoord.keys.cache_key import CacheKey
-from kcoord.protocol import fields, frames, messages
+from kcoord.protocol import endpoint, fields, frames, messages
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import client as rank_client
 from kcoord.rank.client import AgentClient, Alone, Lead, Ready
@@ -275,6 +277,37 @@ def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
         assert not client.ask(messages.Deliver([hits()]), messages.Done, start=False)
         assert client.status() is None
         assert node.agent_pids() == []
+
+
+def test_a_claim_has_one_bound_however_often_its_agent_is_replaced_meanwhile() -> None:
+    with Node(spawn="0", max_wait="0.2", agent_timeout="0.5") as node:
+        bound = node.settings.longest_wait + node.settings.agent_timeout
+        asked: list[float] = []
+
+        def serve(listener: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while True:  # agents that end late in a wait, one after the other
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65536)
+                        frames.send_frame(connection, frames.encode_frame({"op": "welcome"}))
+                        connection.recv(65536)
+                        asked.append(time.monotonic())
+                        while time.monotonic() < asked[-1] + 0.9 * bound:
+                            frames.send_frame(connection, frames.encode_frame({"op": "waiting", "id": 1}))
+                            time.sleep(0.05)
+
+        with endpoint.bind(node.path) as listener:
+            thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+            thread.start()
+            answer = node.claim(node.client(), "k")
+            ended = time.monotonic()
+            listener.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
+        node.path.unlink()
+        assert isinstance(answer, Alone)
+        assert len(asked) == 2
+        assert ended - asked[0] < 1.5 * bound
 
 
 @pytest.mark.serial

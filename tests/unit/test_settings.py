@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from kcoord import default_dir, mounts
 from kcoord.errors import SettingsError
 from kcoord.redis_url import Nodes, Sentinels
 from kcoord.settings import FIELDS, Settings, unknown_variables, variable
@@ -304,3 +306,13 @@ def test_where_signatures_are_required_the_local_directory_is_one_of_its_policy_
     assert Settings.from_environ(
         {"KCOORD_LOCAL_DIR": "/l", "KCOORD_TRUST": "require"}
     ).shared_with_ranks.local_dir == Path("/l")
+
+
+def test_sockets_have_a_directory_where_no_temporary_directory_lets_libraries_be_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(mounts, "flags_of", lambda directory: os.ST_NOEXEC)
+    assert default_dir.runtime_directory() == tmp_path / f"kcoord-{os.getuid()}"
+    assert (tmp_path / f"kcoord-{os.getuid()}").stat().st_mode & 0o777 == 0o700

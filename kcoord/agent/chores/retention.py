@@ -18,14 +18,13 @@ from pathlib import Path
 from kcoord.agent.chores.chore import Chore, DiskThread
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
-from kcoord.default_dir import cache_directory
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files.atomic import LAYOUT
 from kcoord.files.faults import fault_of, store_errors
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.limits import LOCAL_BOUND, LOCAL_SHARE, Collected, Limits
-from kcoord.retention.local_collector import collect_local
+from kcoord.retention.local_collector import collect_local, is_users_cache
 from kcoord.retention.pins import kept_by_pins
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import tidy_parts
@@ -123,10 +122,9 @@ class LocalRetention:
         self._bound = max_size
         self._holdings: Holdings | None = None  # after the last pass
         self._thread = DiskThread("local-retention", low_priority=True)
-        self._caches = cache_directory() in (local_dir, local_dir.parent)
         about = "the bound of the local directory"
         chore = Chore(about, self._thread, self._pass, notices, first=LOCAL_FIRST, every=EVERY)
-        self.chores = [chore] if max_size is not None or self._caches else []
+        self.chores = [chore] if max_size is not None or is_users_cache(local_dir) else []
 
     def gauges(self) -> dict[str, float]:
         """The local directory's holdings and bound, by the names of the metrics, after the first pass."""
@@ -150,13 +148,14 @@ class LocalRetention:
             with store_errors(self._local_dir):
                 total = shutil.disk_usage(self._local_dir).total
             self._bound = min(LOCAL_BOUND, int(total * LOCAL_SHARE) or LOCAL_BOUND)
-            looked = collect_local(self._local_dir, Limits(), dry_run=True, caches=self._caches)
+            collect_local(self._local_dir, Limits())  # the trash of earlier passes
+            looked = collect_local(self._local_dir, Limits(), dry_run=True)
             there = Holdings(*looked.left, time.time())
             if there.size <= self._bound:
                 return there
         places = kept_by_pins(self._store, self._trust).places if self._store is not None else set()
         limits = Limits(max_size=self._bound)
-        found = collect_local(self._local_dir, limits, pinned=places, most=MOST, caches=self._caches)
+        found = collect_local(self._local_dir, limits, pinned=places, most=MOST)
         _tell_collected("the local directory", found, self._notices)
         return Holdings(*found.left, time.time())
 

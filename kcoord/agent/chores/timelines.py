@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,11 +199,13 @@ class Timelines:
         """Copy a file to the store. False: not now."""
         there = span_files.roots(store, self._local_dir)[1] / path.parent.name
         try:
-            with suppress(FileNotFoundError):  # somebody cleans this node's directory
-                content = path.read_bytes()
-                if not there.is_dir():
-                    make_below(there)
-                replace_file(there / path.name, content, store / LAYOUT / "staging", store)
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return True  # somebody cleans this node's directory
+        try:
+            if not there.is_dir():
+                make_below(there)
+            replace_file(there / path.name, content, store / LAYOUT / "staging", store)
         except OSError as caught:
             error = store_error(caught, there)
             self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))

@@ -188,11 +188,13 @@ def fastest(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -
 
 def descended(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """As ``CachingAutotuner.coordinate_descent_tuning``, which calls `descent` for most kinds of kernels."""
+    if tuner not in _modules:  # torch asks again at each launch of some kernels
+        return native(tuner, *args, **kwargs)
     with _tuning(tuner):
         launcher = native(tuner, *args, **kwargs)
     if not _known(tuner):
         _choose(tuner, launcher.config)
-    _modules.pop(tuner, None)  # torch asks again at each launch of such a kernel
+    _modules.pop(tuner, None)
     return launcher
 
 

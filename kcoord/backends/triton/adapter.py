@@ -48,10 +48,10 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         target = request.triton_target
         if target is None:
             return None
-        arch = target.arch
-        if target.backend == "hip":  # TRITON_OVERRIDE_ARCH chooses another
-            arch = getattr(request.options, "arch", arch)
-        return GPUTarget(target.backend, arch, target.warp_size)
+        arch = str(getattr(request.options, "arch", target.arch)).removeprefix(
+            "sm"
+        )  # TRITON_OVERRIDE_ARCH chooses another
+        return GPUTarget(target.backend, int(arch) if arch.isdecimal() else arch, target.warp_size)
 
     def device(self, request: Kernel) -> DeviceKey | None:
         return None  # asking initializes CUDA, after which no forked child can use the GPU

@@ -95,8 +95,10 @@ class _Tuning:
         """The configuration that the first rank chose; None if there is none, or it cannot be used here."""
         content = self.coordinator.choices.get(self.key)
         chosen = self._use(content, None) if content is not None else None
-        if chosen is not None:
-            self.autotuner.configs_timings = {}  # Triton's listener must find something there
+        if chosen is not None and content is not None:
+            timings = choice.timings_in(content, len(self.configs))
+            # as Triton's own cache on disk leaves them; Triton's listener must find something there
+            self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True)) if timings else {}
         return chosen
 
     @fails_open(lambda self, chosen, timings: chosen)
@@ -108,7 +110,8 @@ class _Tuning:
         mine = choice.config_digest(chosen)
         if mine not in self.digests:
             return chosen
-        content = choice.pack(mine, chosen)
+        measured = None if timings is None else [timings.get(config) for config in self.configs]
+        content = choice.pack(mine, chosen, measured)
         decided = self.coordinator.choices.offer(self.key, content, took, str(self.device))
         winner = self._use(decided, self.measuring.own) if decided is not None and decided != content else None
         winner = chosen if winner is None else winner
@@ -277,7 +280,7 @@ def _tuning(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: An
         pairs = [(choice.config_digest(config), config) for config in configs]
         pairs.sort(key=lambda pair: pair[0])  # by its configurations, in whatever order pruning leaves them
         digests, configs = [digest for digest, _ in pairs], [config for _, config in pairs]
-        found = choice.choice_key(autotuner, key, args, kwargs, digests)
+        found = choice.choice_key(autotuner, key, args, kwargs, dict(zip(digests, configs, strict=True)))
     except KeyFactorError as error:
         notices.tell(f"{name} is tuned by each rank for itself: {error}")
         return None

@@ -37,6 +37,7 @@ from kcoord.keys.function.walk import content_of
 BACKEND = "triton-autotune"
 FORMAT = 1
 LONGEST_TEXT = 500  # characters
+_MOST_TIMINGS = 1000
 _OF_THE_LAUNCH = ("grid", "warmup")
 _SCALARS = (type(None), bool, int, float, str)
 _FUNCTIONS = (JITCallable, types.FunctionType, functools.partial, type)
@@ -49,13 +50,13 @@ def choice_key(
     tuning_key: tuple[Any, ...],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    configs: Sequence[str],
+    configs: Mapping[str, Any],
 ) -> CacheKey:
-    """The key of a choice among `configs` (digests) for a call, but for the device.
+    """The key of a choice among `configs` (by digest) for a call, but for the device.
 
     An argument that is no constant counts by its kind alone: ranks whose lengths or addresses differ are to agree.
     """
-    jit = _kernel_of(autotuner)
+    jit, levels = _kernel_of(autotuner)
     inputs = inputs_of(jit)
     if problem := inputs.problem or waits(autotuner):
         raise KeyFactorError(problem)
@@ -68,6 +69,9 @@ def choice_key(
         "tuning_key": plain(tuple(tuning_key)),
         "constants": {name: plain(value) for name, value in constants.items()},
         "arguments": {name: _kind(value) for name, value in bound.items() if name in runtime},
+        "heuristics": [_computed(levels, {**bound, **each.all_kwargs()}) for each in configs.values()]
+        if levels
+        else [],
         "kernel": inputs.key.digest,
         "parameters": [
             [p.name, p.is_constexpr, p.do_not_specialize, p.do_not_specialize_on_alignment] for p in jit.params
@@ -90,7 +94,7 @@ def waits(autotuner: Autotuner) -> str:
     Triton's own functions launch for a time, not a number of times, so that nothing which waits can work with them.
     """
     try:
-        jit = _kernel_of(autotuner)
+        jit, _ = _kernel_of(autotuner)
         functions = [jit, *inputs_of(jit).functions]
     except KeyFactorError:
         functions = []  # it tunes something else
@@ -180,13 +184,24 @@ def plain(value: Any) -> Any:
     )
 
 
-def _kernel_of(autotuner: Autotuner) -> JITFunction:
-    function = autotuner.fn
+def _kernel_of(autotuner: Autotuner) -> tuple[JITFunction, list[Heuristics]]:
+    """The kernel, and the heuristics on the way to it, as they are applied."""
+    levels, function = [], autotuner.fn
     while type(function) is Heuristics:
+        levels.append(function)
         function = function.fn
     if not isinstance(function, JITFunction):
         raise KeyFactorError(f"it tunes a {type(function).__qualname__}, not a kernel")
-    return function
+    return function, levels
+
+
+def _computed(levels: list[Heuristics], given: dict[str, Any]) -> dict[str, Any]:
+    """The constants that heuristics compute from the call's arguments."""
+    computed: dict[str, Any] = {}
+    for level in levels:
+        for name, compute in level.values.items():
+            computed[name] = compute({**given, **computed})
+    return {name: plain(value) for name, value in computed.items()}
 
 
 def _bench_factors(autotuner: Autotuner) -> Any:
@@ -222,22 +237,38 @@ def is_finite(timing: Any) -> bool:
 # The content.
 
 
-def pack(digest: str, config: Any) -> bytes:
-    """The choice of `config`, whose `config_digest` is `digest`. Its text is for people."""
-    document = {"format": FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT]}
+def pack(digest: str, config: Any, timings: list[Any] | None) -> bytes:
+    """The choice of `config`, whose `config_digest` is `digest`. Its text is for people.
+
+    `timings` are in the order of the configurations' digests. They are left out if they are not as Triton measures.
+    """
+    if timings is not None and (len(timings) > _MOST_TIMINGS or not all(map(_is_timing, timings))):
+        timings = None
+    document = {"format": FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT], "timings": timings}
     return bytes(msgpack.packb(document, unicode_errors="surrogatepass"))
 
 
-def chosen_in(content: bytes) -> str:
-    """The digest of the configuration; empty if `content` is no choice, or another version's."""
+def _unpacked(content: bytes) -> dict[str, Any]:
+    """The document; empty if `content` is no choice, or another version's."""
     try:
         document = msgpack.unpackb(content, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException):
-        return ""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        return ""
-    digest = document.get("config")
+        return {}
+    return document if isinstance(document, dict) and document.get("format") == FORMAT else {}
+
+
+def chosen_in(content: bytes) -> str:
+    """The digest of the configuration; empty if `content` is no choice."""
+    digest = _unpacked(content).get("config")
     return digest if isinstance(digest, str) else ""
+
+
+def timings_in(content: bytes, count: int) -> list[Any] | None:
+    """The measurement of each of `count` configurations, as Triton has them; None if `content` lacks one."""
+    timings = _unpacked(content).get("timings")
+    if not isinstance(timings, list) or len(timings) != count or not all(map(_is_timing, timings)):
+        return None
+    return timings
 
 
 def pack_timing(timing: Any) -> bytes | None:

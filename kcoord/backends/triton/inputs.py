@@ -117,8 +117,8 @@ class _Caches(defaultdict[Any, Any]):
     def passed(self, constant: Any) -> None:
         """`constant`, a function or an object, was passed to one of the kernels."""
         if not any(constant is known for known in self._functions):
+            self._functions.append(constant)  # first: another thread may look closely meanwhile
             self._inputs = [*self._inputs, inputs_of(constant)]
-            self._functions.append(constant)
 
     def __getitem__(self, device: Any) -> Any:
         for inputs in self._inputs:

@@ -251,6 +251,28 @@ def test_without_a_store_profiles_are_in_the_local_directory(settings: Settings)
     assert load_profile(alone, "p") == [recipe(1)]
 
 
+def test_a_part_that_is_replaced_while_the_profile_is_read_is_read_all_the_same(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = settings.local_dir / "profiles" / "job"
+    first = save_part(directory, [recipe("a")], local_dir=settings.local_dir)
+    listing = profile_module.newest_parts
+    replaced: list[Path] = []
+
+    def then_replaced(there: Path) -> list[Path]:
+        listed = listing(there)
+        if not replaced:
+            replaced.append(
+                save_part(directory, [recipe("a"), recipe("b")], earlier=first, local_dir=settings.local_dir)
+            )
+        return listed
+
+    monkeypatch.setattr(profile_module, "newest_parts", then_replaced)
+    found = profile_module.parts(directory, Notices(), local_dir=settings.local_dir)
+    assert replaced != [first]
+    assert len(found) == 2
+
+
 def test_what_only_this_node_has_is_part_of_the_profile(settings: Settings) -> None:
     save_part(home(settings), [recipe(1, seconds=2.0)])
     save_part(settings.local_dir / "profiles" / "p", [recipe(2, seconds=1.0)])

@@ -444,7 +444,9 @@ def test_on_a_node_pinned_places_and_what_is_not_ours_stay(local_dir: Path) -> N
     assert foreign.exists()
 
 
-def test_in_the_users_cache_directory_compilers_own_caches_count_and_go_a_directory_at_a_time(local_dir: Path) -> None:
+def test_in_the_users_cache_directory_compilers_own_caches_count_and_go_a_directory_at_a_time(
+    local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torch's own files have no manifest. Elsewhere a directory without one may be anybody's."""
     home = make_home(local_dir, "k", 2 * DAY)
     graph, code = local_dir / "inductor" / "fxgraph" / "vo" / "fabc", local_dir / "inductor" / "lh"
@@ -455,15 +457,26 @@ def test_in_the_users_cache_directory_compilers_own_caches_count_and_go_a_direct
         older(directory / "file", 9 * DAY)
     (code / "file").read_bytes()  # by a job, a moment ago
     assert names(collect_local(local_dir, Limits(max_size=0, least_age=0), dry_run=True)) == [str(home)]
-    found = collect_local(local_dir, Limits(max_size=0, least_age=0), caches=True)
+    somebodys = tmp_path / "kcoord" / "store" / "v2" / "objects" / "ab"
+    local_dir = local_dir.rename(tmp_path / "kcoord")
+    home, graph, code, required = (
+        local_dir / path.relative_to(tmp_path / "local") for path in (home, graph, code, required)
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    somebodys.mkdir(parents=True)
+    (somebodys / "file").write_bytes(bytes(5000))
+    older(somebodys / "file", 9 * DAY)
+    found = collect_local(local_dir, Limits(max_size=0, least_age=0))
     assert (names(found), found.artifacts) == ([str(graph), str(home)], 1)
+    assert somebodys.exists()
     assert (graph.exists(), code.exists(), required.exists(), (local_dir / "traces" / "job").exists()) == (
         False,
         True,
         True,
         True,
     )
-    assert collect_local(local_dir, Limits(), tidying=AT_ONCE, caches=True).tidied == {"deleted for good": 1}
+    assert collect_local(local_dir, Limits(), tidying=AT_ONCE).tidied == {"deleted for good": 2}
+    assert not any(path.name.startswith(("fabc", home.name)) for path in local_dir.rglob("*"))
 
 
 def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_path: Path) -> None:

@@ -202,10 +202,35 @@ def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> 
     assert not asked
 
 
+def test_constants_that_heuristics_compute_are_in_a_choice_s_key() -> None:
+    """A configuration that was chosen for a small head must not meet a large one."""
+    import types
+
+    import triton
+
+    from kcoord.backends.triton import choice
+
+    configs = {choice.config_digest(config): config for config in (triton.Config({"B": b}) for b in (64, 128))}
+
+    @triton.jit
+    def kernel(X, N, D, B: triton.language.constexpr, BD: triton.language.constexpr):  # type: ignore[no-untyped-def]
+        pass
+
+    def key(rule: Any, length: int) -> str:
+        tuner = triton.autotune(list(configs.values()), key=["N"])(triton.heuristics({"BD": rule})(kernel))
+        tensor = types.SimpleNamespace(dtype="float32")
+        return choice.choice_key(tuner, (1024,), (tensor, 1024, length), {"grid": (1,)}, configs).digest
+
+    size, other = (lambda a: triton.next_power_of_2(a["D"])), (lambda a: 16)
+    assert key(size, 30) == key(size, 32)
+    assert len({key(size, 32), key(size, 256), key(other, 32)}) == 3
+
+
 def test_a_rank_that_comes_later_measures_nothing_and_needs_no_agent(sandbox: Sandbox) -> None:
     tune(sandbox, 128)
     later = tune(sandbox, 32, KCOORD_SPAWN="0", KCOORD_SOCKET=str(sandbox.root / "nobody"))
     assert (later["choice"], later["launched"], later["measured"]) == (128, 128, [])
+    assert later["timings"] == 3, "what Triton's own cache leaves on an autotuner is there"
     assert all(h["hit"] and "BLOCK: 128" in h["best"] for h in later["heard"])
 
 
