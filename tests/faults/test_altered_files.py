@@ -88,8 +88,10 @@ def test_a_signed_part_of_a_profile_that_was_altered_is_skipped(root: Path, data
 @given(data=st.data())
 @fuzz(80)
 def test_a_choice_that_was_altered_is_none_or_one_of_text(data: Any) -> None:
-    valid = msgpack.unpackb(choice.pack("ab" * 32, "BLOCK: 64"))
-    assert isinstance(choice.chosen_in(data.draw(changed(valid))), str)
+    valid = msgpack.unpackb(choice.pack("ab" * 32, "BLOCK: 64", [1.0, 2.0]))
+    altered = data.draw(changed(valid))
+    assert isinstance(choice.chosen_in(altered), str)
+    assert isinstance(choice.timings_in(altered, 2), list | None)
 
 
 @given(data=st.data())

@@ -24,7 +24,6 @@ def hook() -> None:
 
     from kcoord.backends.triton import (  # not before: they import parts that another version lacks
         autotune,
-        cache_manager,  # noqa: F401 - Triton imports it by its variable: a signal's handler must not find half of it
         folding,
         own_key,
     )
