@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.driver import driver
 
+from kcoord.backends.triton import adapter
 from tests.stale.triton_surroundings import LIBRARY, LINKS
 from tests.support.sandbox import PROGRAMS, Sandbox
 
@@ -203,3 +205,17 @@ def test_a_library_that_is_replaced_in_the_middle_of_a_compile_makes_a_kernel_fo
     true = run(KCOORD_DISABLE="1", TRITON_CACHE_DIR=str(sandbox.root / "own"))
     assert other != true
     assert served == true
+
+
+@pytest.mark.parametrize(
+    ("backend", "keyed", "made", "target"),
+    [("cuda", 90, "sm80", "cuda:80"), ("cuda", 90, "sm90", "cuda:90"), ("hip", "gfx942", "gfx950", "hip:gfx950")],
+)
+def test_a_kernel_is_for_the_architecture_that_its_options_state(
+    backend: str, keyed: int | str, made: str, target: str
+) -> None:
+    """TRITON_OVERRIDE_ARCH chooses another one; the code says so, and would else be taken for another GPU's."""
+    request = SimpleNamespace(
+        triton_target=SimpleNamespace(backend=backend, arch=keyed, warp_size=32), options=SimpleNamespace(arch=made)
+    )
+    assert str(adapter.backend.target(request)) == target  # type: ignore[arg-type]
