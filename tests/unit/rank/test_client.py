@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from pathlib import Path
 
 from kcoord.protocol import frames
@@ -29,7 +30,9 @@ def test_a_wait_is_told_once(tmp_path: Path) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         request = frames.encode_frame({"op": "claim", "id": 1})
-        answer = client._exchange(connection, request, 20, lambda: (waits.append("once"), told.set())[0])
+        answer = client._exchange(
+            connection, request, time.monotonic() + 20, lambda: (waits.append("once"), told.set())[0]
+        )
         thread.join()
     assert answer is BUSY
     assert waits == ["once"]
