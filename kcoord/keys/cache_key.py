@@ -120,8 +120,8 @@ class CacheKey:
             ours, theirs = getattr(self, part), getattr(other, part)
             if ours != theirs:
                 found.append(FactorDiff(part, ours, theirs))
-        found += _diff("", self.factors, other.factors)
-        return found + _diff("", self.details, other.details)
+        found += differences("", self.factors, other.factors)
+        return found + differences("", self.details, other.details)
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -154,7 +154,8 @@ def _factor_digest(name: str, value: Any) -> str:
         raise KeyFactorError(f"key factor {name!r}: {error}") from None
 
 
-def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[FactorDiff]:
+def differences(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[FactorDiff]:
+    """The innermost factors that differ, each with `prefix` and the names of those around it before its own."""
     left, right = {f.name: f for f in ours}, {f.name: f for f in theirs}
     found = []
     for name in sorted(left.keys() | right.keys()):
@@ -162,7 +163,7 @@ def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> 
         if a is not None and b is not None:
             if a.digest == b.digest:
                 continue
-            inner = _diff(f"{prefix}{name} ", a.parts, b.parts)
+            inner = differences(f"{prefix}{name} ", a.parts, b.parts)
             if inner:
                 found += inner
                 continue

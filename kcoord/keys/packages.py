@@ -90,6 +90,19 @@ def _owner(module: str, file: str | None) -> Owner:
     return Owner.PROJECT if site is None else Owner.INSTALLED
 
 
+def is_project_file(file: str) -> bool:
+    """True unless a file, or a directory of a package, is of an installed package or of Python; it need not exist."""
+    return _is_project_directory(os.path.dirname(file))  # noqa: PTH120 - of thousands
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_project_directory(directory: str) -> bool:
+    parents = (path := Path(directory), *path.parents)
+    if any(parent.name in _SITE or parent in _PYTHONS for parent in parents):
+        return False
+    return not any(_home_of(top) in parents for top in _NOT_FOLLOWED)
+
+
 def _is_pythons(parents: Sequence[Path], site: Path | None) -> bool:
     return site is None and any(directory in parents for directory in _PYTHONS)
 
@@ -104,7 +117,7 @@ def _came_by_value(thing: Any, module: str) -> bool:
     """True if a function or a class has the name of `module`, but is neither in it nor of its file: it is the project's."""
     if isinstance(thing, type):
         if module in _MAINS:
-            return _found(thing, module) is not thing
+            return not is_found(thing)
         methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
         methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
         file = next((m.__code__.co_filename for m in methods if _is_file(m.__code__.co_filename)), None)
@@ -117,12 +130,12 @@ def _came_by_value(thing: Any, module: str) -> bool:
     return file is not None and _is_file(file) and _owner(module, file) is Owner.PROJECT
 
 
-def _found(kind: type, module: str) -> Any:
-    """The class of that name in the module of that name, or None."""
-    found: Any = sys.modules.get(module)
+def is_found(kind: type) -> bool:
+    """True if a class is in its module, under its name: else it is local to a function, or came by value."""
+    found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
-    return found
+    return found is kind
 
 
 @functools.lru_cache(maxsize=4096)

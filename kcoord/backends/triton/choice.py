@@ -31,8 +31,8 @@ from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.function.lookup import is_project
 from kcoord.keys.function.walk import content_of
+from kcoord.keys.packages import Owner, owner_of
 
 BACKEND = "triton-autotune"
 FORMAT = 1
@@ -225,7 +225,9 @@ def _is_tritons(bench: Any) -> bool:
         if not all(type(v) in _SCALARS for v in (*bench.args, *bench.keywords.values())):
             return False
         bench = bench.func
-    return isinstance(bench, types.FunctionType) and not is_project(bench) and is_triton(bench.__module__)
+    return (
+        isinstance(bench, types.FunctionType) and owner_of(bench) is not Owner.PROJECT and is_triton(bench.__module__)
+    )
 
 
 def is_finite(timing: Any) -> bool:

@@ -23,7 +23,7 @@ from kcoord.backends.triton.inputs import (
     surroundings,
     watch_kernels,
 )  # fmt: skip
-from kcoord.keys.function.lookup import wrapped_by
+from kcoord.keys.function.callables import wrapped_by
 from kcoord.keys.packages import Owner, module_of, owner_of
 
 _TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))

@@ -33,7 +33,7 @@ from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.environment import Environment, variables
-from kcoord.keys.function.walk import Content, content_of, content_of_value
+from kcoord.keys.function.walk import Content, content_of
 from kcoord.rank.connect import connect
 
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
@@ -72,7 +72,7 @@ class Inputs:
         self.content = Content()
         self.functions: list[Any] = []
         try:
-            self.content = (content_of if isinstance(function, CODE) else content_of_value)(function, skip=is_triton)
+            self.content = content_of(function, skip=is_triton)
             self.functions = self.content.jit_functions
             named = _repr(function)
         except KeyFactorError as error:

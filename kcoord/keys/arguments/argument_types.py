@@ -12,12 +12,16 @@ import enum
 import functools
 import itertools
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys.packages import portable_name
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
 
 Token = Any
 """Hashable: None, a bool or a str as itself; anything else as a tuple that begins with its type. Valid in this process only."""
@@ -205,28 +209,99 @@ class Fields(Composite):
         return Described(self.name, dict(zip((*self._names, "class"), values, strict=False)))
 
 
-def _class_tokens(argument_type: Fields | EnumMember, describer: Describer, depth: int) -> list[Token]:
+def _class_tokens(argument_type: Any, describer: Describer, depth: int) -> list[Token]:
     """The token of an object's class, if its code counts; else none. Its methods and values belong to the object."""
     if not argument_type._with_class or describer.functions is None:
         return []
     return inner_tokens(_described_by(describer.functions, argument_type.kind), describer, depth, lambda _: "")
 
 
-class SelfDescribed(Composite):
-    """An object that counts by ``describe(value)``, called for each token; `question` names the result."""
+class _Inside(threading.local):
+    """Ids of the objects that the current thread describes."""
 
-    def __init__(self, kind: type, describe: Callable[[Any], Any], question: str) -> None:
-        super().__init__(kind)
-        self._describe, self._question = describe, question
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+
+
+_inside = _Inside()
+
+
+class State(Composite):
+    """An object of the project: all its attributes, and the code of its class. Those that `cached_property` keeps are derived.
+
+    An object that refers to itself has no identity.
+    """
+
+    _with_class = True
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (
-            self,
-            *inner_tokens(_described_by(self._describe, value), describer, depth, lambda _: f".{self._question}"),
-        )
+        if id(value) in _inside.ids:
+            raise NoIdentity("it refers to itself")
+        _inside.ids.add(id(value))
+        try:
+            own = dict(sorted(self._attributes(value)))
+            tokens = inner_tokens(own.values(), describer, depth, lambda n: f".{list(own)[n]}")
+        finally:
+            _inside.ids.discard(id(value))
+        kind = _class_tokens(self, describer, depth) or [None]
+        return (self, *kind, *itertools.chain.from_iterable(zip(own, tokens, strict=True)))
 
     def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {self._question: value_of(token[1], device_id)})
+        kind, *pairs = (value_of(t, device_id) for t in token[1:])
+        return Described(self.name, dict(zip(pairs[::2], pairs[1::2], strict=True)) | ({"class": kind} if kind else {}))
+
+    def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for base in self.kind.__mro__:
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with suppress(AttributeError):  # nothing in it yet
+                        yield name, member.__get__(value)
+        for name, each in own_attributes(value).items():
+            if not isinstance(getattr(self.kind, name, None), functools.cached_property):
+                yield name, each
+
+
+def has_plain_state(kind: type) -> bool:
+    """True if all that objects of a class hold are attributes: no base of it, but `object`, is written in C."""
+    return all(map(_is_made_by_statement, kind.__mro__[:-1]))
+
+
+def _is_made_by_statement(kind: type) -> bool:
+    space, base = vars(kind), kind.__base__
+    places = sum(isinstance(member, types.MemberDescriptorType) for member in space.values())
+    places += ("__dict__" in space) + ("__weakref__" in space)
+    return (
+        bool(kind.__flags__ & _HEAP_TYPE) and base is not None and kind.__basicsize__ - base.__basicsize__ <= 8 * places
+    )
+
+
+def own_attributes(value: Any) -> Mapping[str, Any]:
+    """An object's ``__dict__``, even if its class overrides access to it."""
+    try:
+        found: Any = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+class SelfDescribed(Composite):
+    """An object that counts by ``describe(value)``, called for each token, and `with_class` by the code of its class.
+
+    `question` names the result.
+    """
+
+    def __init__(self, kind: type, describe: Callable[[Any], Any], question: str, with_class: bool = False) -> None:
+        super().__init__(kind)
+        self._describe, self._question, self._with_class = describe, question, with_class
+
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        described = _described_by(self._describe, value)
+        tokens = inner_tokens(described, describer, depth, lambda _: f".{self._question}")
+        return (self, *tokens, *_class_tokens(self, describer, depth))
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        values = [value_of(t, device_id) for t in token[1:]]
+        return Described(self.name, dict(zip((self._question, "class"), values, strict=False)))
 
 
 def _described_by(describe: Callable[[Any], Any], value: Any) -> list[Any]:
@@ -273,6 +348,16 @@ class EnumMember(ArgumentType):
     def canonical(self, token: Token, device_id: int) -> Any:
         member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
         return Described(self.name, {"member": member, "class": token[2]}) if len(token) == 3 else member
+
+
+class Lock(ArgumentType):
+    """A lock: it holds nothing that a compile could read."""
+
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return (self,)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, {})
 
 
 class Text(ArgumentType):

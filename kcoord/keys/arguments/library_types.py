@@ -1,4 +1,4 @@
-"""The argument types of torch, NumPy and Triton, known by their qualified names: nothing is imported here.
+"""The argument types of torch, NumPy, Triton and Python's library, known by their qualified names: nothing is imported here.
 
 As arguments, tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the
 alignment of their address up to 16 bytes, on which Triton specializes. Reading it copies, exports and synchronizes nothing.
@@ -21,6 +21,7 @@ from kcoord.keys.arguments.argument_types import (
     Described,
     Describer,
     Fields,
+    Lock,
     NoIdentity,
     Text,
     Token,
@@ -209,6 +210,12 @@ def _tensor(kind: type) -> ArgumentType | None:
 
 
 LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
+    "_thread.lock": Lock,
+    "_thread.RLock": Lock,
+    "builtins.range": lambda kind: Fields(kind, ("start", "stop", "step")),
+    "logging.Logger": lambda kind: Fields(kind, ("name",)),
+    "re.Pattern": lambda kind: Fields(kind, ("pattern", "flags")),
+    "threading.Condition": Lock,
     "torch.Tensor": _tensor,
     "torch._subclasses.fake_tensor.FakeTensor": Storageless,
     "torch._subclasses.functional_tensor.FunctionalTensor": Storageless,

@@ -23,6 +23,7 @@ from kcoord.keys.packages import Owner, owner_of
 _DEEPEST = 32
 _MOST_TYPES = 4096  # a program that makes classes without end must not fill the memory
 
+_NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 _NATIVE: set[type] = {object, type(None), bool, int, str, bytes, *argument_types.PLAIN}
 _by_type: dict[type, Callable[[Any], Any]] = {}
 _by_name: dict[str, Callable[[Any], Any]] = {}
@@ -118,11 +119,12 @@ class Arguments:
 class HeldValues(Arguments):
     """Describes values that code holds, not its arguments: tensors and arrays in them count by content.
 
-    ``functions(f)`` returns the identity of a function, a class or a module.
+    ``functions(f)`` returns the identity of a function, a class or a module; ``is_code(value)`` is true for what else has one.
     """
 
-    def __init__(self, functions: Callable[[Any], Any]) -> None:
+    def __init__(self, functions: Callable[[Any], Any], is_code: Callable[[Any], bool]) -> None:
         super().__init__((), functions=functions)
+        self._is_code = is_code
 
     def describe(self, value: Any, name: str) -> Any:
         """`value` as `kcoord.keys.cache_key.encode` takes it. Raises `KeyFactorError`, which states `name` and the remedy."""
@@ -133,12 +135,17 @@ class HeldValues(Arguments):
 
     def inner(self, value: Any, depth: int) -> Token:
         kind = type(value)
-        argument_type = _types.get(kind) or (None if kind in _NATIVE else _type_of(kind))
+        argument_type = _types.get(kind) or (None if kind in _NATIVE else self._type_of(value))
         return (
             argument_type.content(value)
             if isinstance(argument_type, library_types.Tensor)
+            else argument_type.token(value, self, depth + 1)
+            if isinstance(argument_type, argument_types.Code) and depth < _DEEPEST
             else super().inner(value, depth)
         )
+
+    def _type_of(self, value: Any) -> ArgumentType:
+        return argument_types.Code(type(value)) if self._is_code(value) else _type_of(type(value))
 
 
 def _type_of(kind: type) -> ArgumentType:
@@ -161,7 +168,10 @@ def _described(kind: type) -> ArgumentType | None:
         if base is enum.Enum:
             return argument_types.EnumMember(kind, _is_project(kind))
         if "__cache_signature__" in vars(base) and not issubclass(kind, enum.Enum):
-            return argument_types.SelfDescribed(kind, lambda value: value.__cache_signature__(), "__cache_signature__")
+            name = "__cache_signature__"
+            return argument_types.SelfDescribed(
+                kind, lambda value: value.__cache_signature__(), name, _is_project(kind)
+            )
         if qualified(base) in library_types.LIBRARY_TYPES:
             return library_types.LIBRARY_TYPES[qualified(base)](kind)
         if base is type:
@@ -181,7 +191,9 @@ def _imported(name: str) -> Any:
 
 
 def _structural(kind: type) -> ArgumentType | None:
-    """The type of a dataclass, one of Python's own mappings, or a named tuple, as `kcoord.keys.cache_key.encode` takes them."""
+    """The type of an object of the project, a dataclass, one of Python's own mappings, or a named tuple."""
+    if qualified(kind) in _NAMESPACES or (_is_project(kind) and argument_types.has_plain_state(kind)):
+        return argument_types.State(kind)
     if dataclasses.is_dataclass(kind):
         return argument_types.Fields(kind, tuple(f.name for f in dataclasses.fields(kind)), _is_project(kind))
     if issubclass(kind, Mapping) and kind.__module__ in ("builtins", "collections", "types"):

@@ -15,7 +15,10 @@ _OF_CLASSES = frozenset(
     (
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
         *("__firstlineno__", "__static_attributes__"),
-        "__slotnames__",  # since one was copied or pickled
+        *(
+            "__slotnames__",
+            "__cache_signature__",
+        ),  # since one was copied or pickled; what its values say, not what they do
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),
         "__non_callable_proto_members__",

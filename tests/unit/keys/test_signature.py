@@ -84,7 +84,7 @@ class OtherSigned(Signed):
     pass
 
 
-class Opaque:
+class Opaque(threading.local):
     pass
 
 
@@ -556,7 +556,7 @@ def test_code_that_claims_to_be_pythons_own_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        Opaque(), object(), bytearray(b"x"), range(3), iter([]), slice(1), torch.Generator(), torch.nn.Linear(2, 2),
+        Opaque(), object(), bytearray(b"x"), iter([]), slice(1), torch.Generator(), torch.nn.Linear(2, 2),
         type("SubInt", (int,), {})(3), type("SubStr", (str,), {})("x"), type("SubList", (list,), {})([1]),
         type("SubDict", (dict,), {})(a=1), memoryview(b"x"), ...,
     ],
@@ -606,7 +606,7 @@ def test_a_structure_that_contains_itself_or_is_too_deep_is_refused() -> None:
     for _ in range(5000):
         deep = [deep]
     for value in (loop, table, tile, signed, deep):
-        with pytest.raises(KeyFactorError, match=r"^arguments\.x.*: it is nested too deeply, or refers to itself$"):
+        with pytest.raises(KeyFactorError, match=r"^arguments\.x.*refers to itself$"):
             token(value)
 
 
