@@ -23,6 +23,7 @@ from kcoord.keys.arguments.argument_types import (
     Fields,
     Lock,
     NoIdentity,
+    SelfDescribed,
     Text,
     Token,
     qualified,
@@ -209,10 +210,15 @@ def _tensor(kind: type) -> ArgumentType | None:
     return Tensor(kind) if subclass.__torch_dispatch__ is plain.__torch_dispatch__ else None
 
 
+def _parameters(signature: Any) -> list[Any]:
+    return [(each.name, int(each.kind), each.default) for each in signature.parameters.values()]
+
+
 LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
     "_thread.lock": Lock,
     "_thread.RLock": Lock,
     "builtins.range": lambda kind: Fields(kind, ("start", "stop", "step")),
+    "inspect.Signature": lambda kind: SelfDescribed(kind, _parameters, "parameters"),
     "logging.Logger": lambda kind: Fields(kind, ("name",)),
     "re.Pattern": lambda kind: Fields(kind, ("pattern", "flags")),
     "threading.Condition": Lock,

@@ -131,7 +131,7 @@ def source_of(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def place_in(code: types.CodeType) -> tuple[int, ...]:
-    """Where a function stands in its file: its first line; of a lambda the first column of its body, too."""
+    """The place of a function in its file: its first line; of a lambda the first column of its body, too."""
     if code.co_name != "<lambda>":
         return (code.co_firstlineno,)
     return next(
