@@ -33,6 +33,23 @@ def load(name, file):
     return module
 """
 
+_CONFIG = """
+TILE = 1
+class Config:
+    def text(self): return self.tile
+config = Config()
+config.tile = TILE
+TABLE = {"c": config}
+def held(c): return c.tile
+"""
+_OF_CONFIG = (
+    ("an attribute by getattr", "getattr(config, 'tile')"), ("an attribute by vars()", "vars(config)['tile']"),
+    ("an attribute of an object that a helper is given", "held(config)"), ("an attribute under a walrus", "(c := config).tile"),
+    ("an attribute of an object in a tuple", "[c.tile for c in (config,)]"),
+    ("an attribute of an object in a table", "TABLE['c'].tile"), ("a method of an object in a table", "TABLE['c'].text()"),
+    ("an attribute of an object that map goes through", "[*map(held, [config])]"),
+)  # fmt: skip
+
 NAMES = [
     reads("a constant that a star import brings", "from .consts import *", "TILE", ("TILE = 1", "TILE = 2"), "TILE = 2",
           "TILE = 1", files=_CONSTS),
@@ -50,6 +67,9 @@ NAMES = [
           files=_CONSTS),
     reads("a helper of a module in a list of modules", "from . import consts\nMODULES = [consts]",
           "[m.size() for m in MODULES]", *_TILE, files={"consts.py": "TILE = 1\ndef size(): return TILE\n"}),
+    *(reads(f"{what} in a helper of a module in a list", "from . import consts\nMODULES = [consts]",
+            "[m.size() for m in MODULES]", ("TILE = 1", "TILE = 2"), "consts.config.tile = 2", "consts.config.tile = 1",
+            files={"consts.py": f"{_CONFIG}def size(): return {expression}\n"}) for what, expression in _OF_CONFIG),
     reads("a module that is an attribute of an object", "from . import consts\nspace = SimpleNamespace(c=consts)",
           "space.c.TILE", *_TILE, files=_CONSTS),
     reads("a module that is a default", "from . import consts\ndef helper(m=consts): return m.TILE", "helper()", *_TILE,

@@ -30,7 +30,9 @@ _BODIES = (
     "-unit() if N else other()", "Tiles().text()", "Tiles.k", "Tall().text()", "config.tile", "config.text()",
     "made()", "step()", "table['f']()", "[n for n in (1, N)]", "(lambda: N)()", "(lambda: M)()", "default()",
     "getattr(config, 'tile')", "sorted([2, 1], key=sign)", "Tiles().size", "steps[0]()", "noted.n",
-    "(0, 1 if N == 1 else 2)", "f'{N}'", "f'{N!r}{M}'", "[*outer()]", "str(kind.value)",
+    "(0, 1 if N == 1 else 2)", "f'{N}'", "f'{N!r}{M}'", "[*outer()]", "held(config)", "[c.tile for c in (config,)]",
+    "(c := config).tile", "functools.reduce(joined, (x, N))", "list(map(held, [config]))", "Tiles.made(x)",
+    "Tiles.own()", "first(x)", "str(kind.value)",
 )  # fmt: skip
 _KIT = """
 import enum
@@ -41,9 +43,16 @@ def unit(): return {unit}
 def other(): return {other}
 def default(n={n}, *, m={m}): return (n, m)
 def sign(n): return {sign}
+def held(c): return c.tile
+def joined(a, b): return (a, b, M)
+def first(n): return n if n < 1 else second(n - 1)
+def second(n): return first(n - 1) if n else {unit}
 class Tiles:
     k = {k}
     def text(self): return {text}
+    made = staticmethod(lambda x: (x, {other}))
+    @classmethod
+    def own(cls): return (cls.k, {m})
     @property
     def size(self): return {size}
 class Tall(Tiles):
