@@ -8,6 +8,7 @@ from tests.stale.imagined_classes import ROWS as CLASSES
 from tests.stale.imagined_functions import ROWS as FUNCTIONS
 from tests.stale.imagined_modules import ROWS as MODULES
 from tests.stale.imagined_surroundings import ROWS as SURROUNDINGS
+from tests.stale.imagined_twins import ROWS as TWINS
 from tests.stale.imagined_values import ROWS as VALUES
 
-ROWS = [*CLASSES, *FUNCTIONS, *MODULES, *VALUES, *SURROUNDINGS]
+ROWS = [*CLASSES, *FUNCTIONS, *MODULES, *TWINS, *VALUES, *SURROUNDINGS]
