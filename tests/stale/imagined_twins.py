@@ -28,16 +28,21 @@ def make(n): return lambda: n()
 def text(): return Tiles().text()
 config = Tiles()
 def held(): return config.text()
+def called(): return text()
+class Derived(Tiles):
+    def text(self): return (super().text(), 5)
+def derived(): return (config.text(), Derived().text())
 """
+_WAYS = (("two files of one text", _TWO_FILES), ("one file that is loaded twice", _ONE_FILE))
+_FILES = {"one.py": f"N = 1\n{_TWIN}", "two.py": f"N = 2\n{_TWIN}"}
 
 
 def twins(what: str, setup: str, expression: str, chosen: str, change: str, undo: str) -> list[Row]:
     """A row for each way to have two. `chosen`: a text of `setup` that names the first."""
     edit = (chosen, chosen.replace("one", "two"))
-    files = {"one.py": f"N = 1\n{_TWIN}", "two.py": f"N = 2\n{_TWIN}"}
     return [
-        reads(f"{what} of {way}", _LOADED + load + setup, expression, edit, change, undo, files=files)
-        for way, load in (("two files of one text", _TWO_FILES), ("one file that is loaded twice", _ONE_FILE))
+        reads(f"{what} of {way}", _LOADED + load + setup, expression, edit, change, undo, files=_FILES)
+        for way, load in _WAYS
     ]
 
 
@@ -87,4 +92,28 @@ _TWINS = [
           "(lambda m: m.held())(chosen)", "chosen = one", "one.Tiles.text = two.Tiles.text", "one.Tiles.text = kept"),
 ]  # fmt: skip
 
-ROWS = [row for rows in _TWINS for row in rows]
+
+def exchanged(what: str, place: str, expression: str) -> list[Row]:
+    """The second of two in one list takes from the first what is at `place`."""
+    setup = f"pair = [one, two]\nkept = two{place}\n"
+    change = f"two{place} = one{place}"
+    return [
+        reads(f"{what} of {way}", _LOADED + load + setup, expression, (setup, setup + change), change,
+              f"two{place} = kept", files=_FILES)
+        for way, load in _WAYS
+    ]  # fmt: skip
+
+
+_EXCHANGED = [
+    exchanged("a method that one class takes from the other", ".Tiles.text", "(pair[0].size(), (lambda m: m.held())(two))"),
+    exchanged("a method that one class takes which a derived one reaches", ".Tiles.text",
+              "(pair[0].size(), (lambda m: m.derived())(two))"),
+    exchanged("a method that one class takes, in all of them", ".Tiles.text", "[m.text() for m in pair]"),
+    exchanged("a property that one class takes from the other", ".Tiles.size", "[m.config.size for m in pair]"),
+    exchanged("a function that one module takes from the other", ".size", "[m.size() for m in pair]"),
+    exchanged("a function that one module takes which a helper calls", ".text", "[m.called() for m in pair]"),
+    exchanged("an object that one module takes from the other", ".config", "[m.held() for m in pair]"),
+    exchanged("a class that one module takes from the other", ".Tiles", "[m.text() for m in pair]"),
+]  # fmt: skip
+
+ROWS = [row for rows in (*_TWINS, *_EXCHANGED) for row in rows]
