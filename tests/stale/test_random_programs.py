@@ -18,7 +18,7 @@ from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import Sandbox, finish, sandboxed
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(900)]
-FAMILIES = 40
+FAMILIES = 30
 
 
 @pytest.fixture(scope="module")
