@@ -64,7 +64,8 @@ OBJECTS = [
           ("given = One()", "given = Two()"), "given = Two()", "given = One()", refuses=True),
     given("which of two dataclasses of one name is given", "def made(n):\n    @dataclass(frozen=True)\n    class Config:\n"
           "        tile: int = 1\n        def text(self): return n\n    return Config\n"
-          "One, Two = made(1), made(2)\ngiven = One()", "x.text()", ("given = One()", "given = Two()"), "given = Two()", "given = One()", refuses=True),
+          "One, Two = made(1), made(2)\ngiven = One()", "x.text()", ("given = One()", "given = Two()"),
+          "given = Two()", "given = One()", refuses=True),
     given("an attribute beside the fields of a dataclass that is given", "@dataclass\nclass Config:\n    tile: int = 1\n"
           "given = Config()\ngiven.extra = 5", "x.extra", ("extra = 5", "extra = 6"), "given.extra = 6", "given.extra = 5",
           refuses=True),
