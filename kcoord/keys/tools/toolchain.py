@@ -5,7 +5,7 @@ A fingerprint of unchanged files costs a `stat` each; content is hashed once per
 Followed: symbolic links, the programs that nvcc and hipcc run from their own directories, the passes of gcc and clang, and
 scripts. A script is not understood. Whatever one of its words may mean counts: a file, a variable of the environment, a name
 beside the script, below a directory that it names, or on ``PATH``. If it asks for its own place, so does every file there, of
-at most 32: it may compute the name of one that it reads.
+at most 32 and without logs: it may compute the name of one that it reads.
 
 Not followed: names that a script puts together from parts, what a script names after its first 64 KiB, modules that it imports,
 shared libraries, and a pass's directory in ``GCC_EXEC_PREFIX``.
@@ -38,11 +38,12 @@ _BESIDE = {
 """Files that a tool uses from its own directory, and programs of ``PATH``: the driver's bytes do not identify them."""
 _HOST_COMPILER = re.compile(r"(?:.*-)?(?:cc|gcc|c\+\+|g\+\+|(?:amd)?clang(?:\+\+)?)(?:-[\d.]+)?")
 _PASSES = ("cc1", "cc1plus", "lto1", "collect2", "as", "ld")
-_LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
+LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
 """Programs that run the next compiler on ``PATH`` that has the name of the link that they were called by."""
 
 _LONGEST_SCRIPT = 16 << 10  # bytes
 _FEW = 32  # files beside a script
+_LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
 _ANSWERS = 20.0  # seconds, for a compiler
 _WORD = re.compile(rb"[\w.+@/-]+")
 _VARIABLE = re.compile(rb"\$\{?(\w+)(?::?[-=+?])?")
@@ -120,11 +121,13 @@ def _look_up(path: str, local_dir: Path) -> Tool | None:
 
 def _tool(path: str, real: Path, sha256: str, words: Iterable[str], version: str, places: Iterable[str]) -> Tool:
     name = Path(path).name
-    if real.name in _LAUNCHERS and name != real.name:
+    if real.name in LAUNCHERS and name != real.name:
         words = ("#!", name)
     if version:
         sha256 = hashlib.sha256(f"{sha256} {version}".encode()).hexdigest()
-    runs = tuple(str(real.parent / part) if "/" in part else part for part in _BESIDE.get(real.name, ()))
+    runs = tuple(
+        str(real.parent / part) if "/" in part else part for part in _BESIDE.get(real.name.partition("-")[0], ())
+    )
     return Tool(str(real), sha256, runs or (_PASSES if places else ()), tuple(places), frozenset(words))
 
 
@@ -237,7 +240,8 @@ def _of_script(words: set[str], own: Collection[str], local_dir: Path, seen: set
     for place in (*places, *parts):
         names = _listing(place)
         is_whole = place in own and "$0" in words and len(names) <= _FEW
-        yield from (f"{place}/{name}" for name in sorted(names if is_whole else names & named))
+        here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & named
+        yield from (f"{place}/{name}" for name in sorted(here))
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in sorted(named & _listing(directory)):
             path = f"{directory}/{name}"

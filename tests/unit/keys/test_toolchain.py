@@ -399,12 +399,16 @@ def test_of_a_directory_of_many_programs_those_that_a_script_names_count(
     assert tools([wrapper], local) != before
 
 
-def test_files_beside_a_script_that_does_not_ask_where_it_lies_do_not_count(surroundings: Path, local: Path) -> None:
-    """A log of the job, in the job's directory."""
-    wrapper = script(surroundings / "bin" / "mycc", f'exec {surroundings}/opt/cc "$@"')
-    before = tools([wrapper], local)
-    (surroundings / "bin" / "train.log").write_text("step 1")
-    assert tools([wrapper], local) == before
+def test_outputs_of_the_job_beside_a_script_do_not_count(surroundings: Path, local: Path) -> None:
+    """A checkpoint beside one that does not ask where it lies, and the script's own log."""
+    for name, body, output in (
+        ("mycc", f"exec {surroundings}/opt/cc", "weights"),
+        ("yourcc", 'echo >> "$0.log"', "yourcc.log"),
+    ):
+        wrapper = script(surroundings / "bin" / name, body)
+        before = tools([wrapper], local)
+        (surroundings / "bin" / output).write_text("step 1")
+        assert tools([wrapper], local) == before
 
 
 def test_a_program_that_appears_on_path_for_a_wrapper_is_seen(surroundings: Path, local: Path) -> None:
