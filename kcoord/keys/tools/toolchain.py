@@ -206,23 +206,18 @@ def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir
     return found
 
 
-def _with_what_it_runs(
-    path: str, label: str, local_dir: Path, seen: set[str], of_script: bool = False
-) -> Iterator[tuple[str, Tool]]:
+def _with_what_it_runs(path: str, label: str, local_dir: Path, seen: set[str]) -> Iterator[tuple[str, Tool]]:
     tool = fingerprint(path, local_dir)
     if tool is None or tool.path in seen:
         return
     seen.add(tool.path)
     yield label, tool
-    words = set(tool.words) if of_script or "#!" in tool.words else set()
-    for name in sorted((words - _NOT_READ) & os.environ.keys()):
-        value = os.fsencode(os.environ[name])
-        yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
-        words |= _words(value)
-    own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0])) if words else ()
-    for part in itertools.chain(_of_program(tool), _of_script(words, own, local_dir, seen)):
-        is_read = "#!" in words  # what it names may be its settings
-        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", local_dir, seen, is_read)
+    own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
+    words = _meant(set(tool.words), own, local_dir) if "#!" in tool.words else set()
+    for name in _variables(words):
+        yield f"{label}/${name}", Tool("", hashlib.sha256(os.fsencode(os.environ[name])).hexdigest())
+    for part in itertools.chain(_of_program(tool), _files(words, own), _on_path(words, local_dir, seen)):
+        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", local_dir, seen)
 
 
 def _of_program(tool: Tool) -> Iterator[str]:
@@ -230,23 +225,39 @@ def _of_program(tool: Tool) -> Iterator[str]:
     yield from filter(None, (which(part, before) for part in tool.runs))
 
 
-def _of_script(words: set[str], own: Collection[str], local_dir: Path, seen: set[str]) -> Iterator[str]:
-    """The files that a script may run or read, existing or not: they are not all known before those in `seen` are."""
+def _meant(words: set[str], own: Collection[str], local_dir: Path) -> set[str]:
+    """The words of a script, and those of the variables that it reads and of the texts that it may read as settings."""
+    words = words | {word for name in _variables(words) for word in _words(os.fsencode(os.environ[name]))}
+    texts = filter(None, (fingerprint(file, local_dir) for file in _files(words, own)))
+    words |= {word for text in texts if "#!" not in text.words for word in text.words}
+    return words | {word for name in _variables(words) for word in _words(os.fsencode(os.environ[name]))}
+
+
+def _variables(words: set[str]) -> list[str]:
+    return sorted((words - _NOT_READ) & os.environ.keys())
+
+
+def _files(words: set[str], own: Collection[str]) -> Iterator[str]:
+    """The files that a script in the directories `own` may name, existing or not."""
     absolute = sorted(word for word in words if word.startswith("/"))
-    places = [*own, *(each for each in absolute if _listing(each))]
+    places = [*own, *(each for each in absolute if _listing(each))] if words else []
     parts = [f"{place}/{word}" for word in sorted(words) if "/" in word[1:] and word[0] != "/" for place in places]
     yield from (*absolute, *parts)
-    named = words - _NO_COMPILERS
     for place in (*places, *parts):
         names = _listing(place)
         is_whole = place in own and "$0" in words and len(names) <= _FEW
-        here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & named
+        here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & words - _NO_COMPILERS
         yield from (f"{place}/{name}" for name in sorted(here))
-    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+
+
+def _on_path(words: set[str], local_dir: Path, seen: set[str]) -> Iterator[str]:
+    """The programs of ``PATH`` that a script names. One in `seen` is a wrapper, of the next one of its name."""
+    named = words - _NO_COMPILERS
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep) if words else ():
         for name in sorted(named & _listing(directory)):
             path = f"{directory}/{name}"
             tool = fingerprint(path, local_dir) if os.access(path, os.X_OK) else None
-            if tool is not None and tool.path not in seen:  # else it is a wrapper, of the next one of its name
+            if tool is not None and tool.path not in seen:
                 named.remove(name)
                 yield path
 
