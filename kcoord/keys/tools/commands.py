@@ -137,14 +137,10 @@ def _digest_of(files: Sequence[_File]) -> str:
 
 def _with_names_of_compilers(command: Sequence[str]) -> Iterator[str]:
     """The arguments of `command`, with the names of compilers for their paths."""
-    before = ""
-    for argument in command:
+    for before, argument in itertools.pairwise(("", *command)):
         flag, separator, value = argument.rpartition("=")
-        if Path(before).name in LAUNCHERS or before in ("", *_HOST_COMPILER) or flag in _HOST_COMPILER:
-            yield flag + separator + Path(value).name
-        else:
-            yield argument
-        before = argument
+        is_one = before in ("", *_HOST_COMPILER) or flag in _HOST_COMPILER or Path(before).name in LAUNCHERS
+        yield flag + separator + Path(value).name if is_one else argument
 
 
 def _neutral(command: Sequence[str], sources: Mapping[str, _File], written: set[str]) -> Iterator[str]:

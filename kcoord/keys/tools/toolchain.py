@@ -2,13 +2,13 @@
 
 A fingerprint of unchanged files costs a `stat` each; content is hashed once per machine (`kcoord.keys.tools.machine_cache`).
 
-Followed: symbolic links, the programs that nvcc and hipcc run from their own directories, the passes of gcc and clang, and
-scripts. A script is not understood. Whatever one of its words may mean counts: a file, a variable of the environment, a name
-beside the script, below a directory that it names, or on ``PATH``. If it asks for its own place, so does every file there, of
-at most 32 and without logs: it may compute the name of one that it reads.
+Followed: symbolic links, the programs that nvcc and hipcc run, the passes of gcc and clang, and scripts. A script is not
+understood: whatever one of its words may mean counts. That is a path, a variable of the environment, or the name of a file beside
+the script, in a directory that it names, or on ``PATH``; of a text among these files the words are read, too. If a script asks
+for its own place, all files there count, of at most 32, but for logs: it may compute the name of one that it reads.
 
-Not followed: names that a script puts together from parts, what a script names after its first 64 KiB, modules that it imports,
-shared libraries, and a pass's directory in ``GCC_EXEC_PREFIX``.
+Not followed: names that a script puts together from parts, what it names after its first 16 KiB, modules that it imports, and
+shared libraries.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import os
 import re
+import shutil
 import stat
 import subprocess
 import time
@@ -28,35 +29,33 @@ from typing import Any
 
 from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, is_settled, stamp_of
 
-_BESIDE = {
+_RUNS = {
     "nvcc": (
         "./cicc", "./ptxas", "./fatbinary", "./nvlink", "./cudafe++", "./nvcc.profile",
         "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc", "gcc", "g++",
     ),
     "hipcc": ("../llvm/bin/clang++", "../llvm/bin/ld.lld"),
 }  # fmt: skip
-"""Files that a tool uses from its own directory, and programs of ``PATH``: the driver's bytes do not identify them."""
+"""Programs and files that a tool uses, from its own directory or ``PATH``: the driver's bytes do not identify them."""
 _HOST_COMPILER = re.compile(r"(?:.*-)?(?:cc|gcc|c\+\+|g\+\+|(?:amd)?clang(?:\+\+)?)(?:-[\d.]+)?")
-_PASSES = ("cc1", "cc1plus", "lto1", "collect2", "as", "ld")
+_PASSES = ("cc1", "cc1plus", "lto1", "collect2", "as", "ld", "COMPILER_PATH")
+"""What a host compiler uses, from the directories that it names, or ``PATH``."""
 LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
 """Programs that run the next compiler on ``PATH`` that has the name of the link that they were called by."""
 
+_ANSWERS = 20.0  # seconds, for a compiler
 _LONGEST_SCRIPT = 16 << 10  # bytes
 _FEW = 32  # files beside a script
 _LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
-_ANSWERS = 20.0  # seconds, for a compiler
-_WORD = re.compile(rb"[\w.+@/-]+")
+_WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
 _VARIABLE = re.compile(rb"\$\{?(\w+)(?::?[-=+?])?")
 _OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
-_NOT_LISTED = frozenset({"/", "/tmp", "/var/tmp", "/dev", "/proc"})
 _NOT_READ = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_"})
 """Variables that differ between equal jobs; names are looked up on ``PATH`` one by one."""
 _NO_COMPILERS = frozenset(re.findall(r"\S+", """
-    [ awk basename bash cat cd chmod chown cmp command cp cut date diff dir dirname echo ed egrep env expr false file find free
-    grep head hostname id install join kill last less link ln locale look ls man mkdir mktemp more mv open printf pwd readlink
-    realpath rm rmdir script sed sh size sleep sort split stat tail tar tee test time touch tr true type uname uniq unlink users w
-    wc which who write xargs yes
-"""))  # fmt: skip
+    [ awk basename bash cat cd chmod command cp cut date diff dir dirname echo ed env expr false file find free grep head id
+    install join last link ls man mkdir mktemp more mv open perl printf pwd python3 readlink realpath rm script sed sh sleep sort
+    split stat tail tar tee test touch tr true type uname uniq unlink w wc which who xargs yes"""))  # fmt: skip
 """Programs of every machine whose names are words of many a script."""
 
 
@@ -67,17 +66,16 @@ class Tool:
     path: str = field(compare=False)
     """Without symbolic links."""
     sha256: str
-    runs: tuple[str, ...] = field(default=(), compare=False)
-    """Paths of tools that it may run in turn, or their names; some may not exist."""
-    places: tuple[str, ...] = field(default=(), compare=False)
-    """Directories in which names are looked up before those of ``PATH``."""
     words: frozenset[str] = field(default=frozenset(), compare=False)
-    """If it is text. ``#!``: it is a script. ``$0``: it asks for its own place."""
+    """Paths, and names of files and variables, that it may use; some may not exist. ``$0``: it asks for its place."""
+    settings: frozenset[str] = field(default=frozenset(), compare=False)
+    """The same of a text, for a script that reads it."""
 
 
 _known: dict[str, tuple[Stamp, Tool]] = {}
 """Tools by the requested path. A file that may still change without a new stamp is not in it."""
 _listings: dict[str, tuple[Stamp, frozenset[str]]] = {}
+"""Names in directories."""
 
 
 def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
@@ -98,96 +96,72 @@ def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
 
 def _look_up(path: str, local_dir: Path) -> Tool | None:
     real = Path(os.path.realpath(path))
+    called = {Path(path).name} - {real.name} if real.name in LAUNCHERS else set()
+
+    def tool(sha256: str, words: Iterable[str], settings: Iterable[str]) -> Tool:
+        return Tool(str(real), sha256, frozenset(words) | called, frozenset(settings))
 
     def load(entry: Any) -> tuple[Stamp | None, Tool] | None:
         cached_stamp, *content = entry
         stamp = stamp_of(real.stat())
-        return (stamp, _tool(path, real, *content)) if tuple(cached_stamp) == stamp else None
+        return (stamp, tool(*content)) if tuple(cached_stamp) == stamp else None
 
     def compute(_: Any) -> tuple[tuple[Stamp | None, Tool], Any]:
         sha256, stamp = hash_file(real)
-        content = (sha256, sorted(_words_in(real)), *_says(real))
-        return (stamp, _tool(path, real, *content)), stamp and [stamp, *content]
+        content = _content(real, sha256)
+        return (stamp, tool(*content)), stamp and [stamp, *content]
 
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     try:
-        stamp, tool = cached(local_dir, f"tool-{name}", load, compute)
+        stamp, found = cached(local_dir, f"tool-{name}", load, compute)
     except OSError:
         return None
     if stamp is not None:
-        _known[path] = stamp, tool
-    return tool
+        _known[path] = stamp, found
+    return found
 
 
-def _tool(path: str, real: Path, sha256: str, words: Iterable[str], version: str, places: Iterable[str]) -> Tool:
-    name = Path(path).name
-    if real.name in LAUNCHERS and name != real.name:
-        words = ("#!", name)
-    if version:
-        sha256 = hashlib.sha256(f"{sha256} {version}".encode()).hexdigest()
-    runs = tuple(
-        str(real.parent / part) if "/" in part else part for part in _BESIDE.get(real.name.partition("-")[0], ())
-    )
-    return Tool(str(real), sha256, runs or (_PASSES if places else ()), tuple(places), frozenset(words))
-
-
-def _words_in(path: Path) -> Iterator[str]:
+def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str]]:
+    """`Tool`'s fields but for the path. A clang's hash holds its version: its code is in a shared library."""
     with path.open("rb") as file:
         text = file.read(_LONGEST_SCRIPT)
+    runs = [*_RUNS.get(path.name.partition("-")[0], ())]
+    if text.startswith(b"\x7fELF") and _HOST_COMPILER.fullmatch(path.name):
+        version, places = _asked(path)
+        return hashlib.sha256(f"{sha256} {version}".encode()).hexdigest(), [*_PASSES, *places], []
     if b"\0" in text:
-        return
-    yield from _words(b"\n".join(line for line in text.splitlines() if not line.lstrip().startswith(b"#")))
-    if text.startswith(b"#!"):
-        yield "#!"
-        if _OWN_PLACE.search(text):
-            yield "$0"
+        return sha256, runs, []
+    words = _words(b"\n".join(line for line in text.splitlines() if not line.lstrip().startswith(b"#")))
+    if not text.startswith(b"#!"):
+        return sha256, runs, sorted(words)
+    return sha256, sorted({"#!", *runs, *words, *(["$0"] if _OWN_PLACE.search(text) else [])}), []
+
+
+def _asked(compiler: Path) -> tuple[str, list[str]]:
+    """The version of a host compiler, without paths, and the directories in which it looks for its passes."""
+    unset = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | {"LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            [compiler, "-v", "-print-search-dirs"], capture_output=True, env=environ, timeout=_ANSWERS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "", []  # it cannot compile either
+    version = re.search(rb" version [^/\n]*", done.stderr)
+    places = re.search(rb"^programs: =(.*)$", done.stdout, re.MULTILINE)
+    found = {os.path.realpath(os.fsdecode(place)) for place in (places[1].split(b":") if places else [])}
+    return os.fsdecode(version[0] if version else b""), sorted(found)
 
 
 @functools.lru_cache(maxsize=256)
 def _words(text: bytes) -> frozenset[str]:
     """The words of a script or of a variable's value; of one with slashes also the parts that may follow a directory."""
     found: set[str] = set()
-    for word in map(os.fsdecode, _WORD.findall(_VARIABLE.sub(rb" \1 ", text.replace(b"~/", b"$HOME/")))):
+    for before, match in _WORD.findall(_VARIABLE.sub(rb" \1 }", text.replace(b"~/", b"$HOME/"))):
+        word = os.fsdecode(match)
         _, slash, rest = word.partition("/")
-        found |= {word.lstrip("-"), slash + rest, rest}
+        found |= {word} if before and word[0] == "/" else {word.lstrip("-"), slash + rest, rest}
     return frozenset(found - {""})
-
-
-def _says(path: Path) -> tuple[str, list[str]]:
-    """The version of a host compiler, and the directories in which it looks for its passes; of another tool, nothing.
-
-    A path in the former would make two keys of one compiler; clang's version is that of a library, whose content does not count.
-    """
-    with path.open("rb") as file:
-        if not (_HOST_COMPILER.fullmatch(path.name) and file.read(4) == b"\x7fELF"):
-            return "", []
-    unset = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
-    environ = {name: value for name, value in os.environ.items() if name not in unset} | {"LC_ALL": "C"}
-    try:
-        done = subprocess.run([path, "-v", "-print-search-dirs"], capture_output=True, env=environ, timeout=_ANSWERS)
-    except (OSError, subprocess.SubprocessError):
-        return "", []  # it cannot compile either
-    version = re.search(rb" version [^/\n]*", done.stderr)
-    programs = re.search(rb"^programs: =(.*)$", done.stdout, re.MULTILINE)
-    directories = programs[1].split(b":") if programs else []
-    return os.fsdecode(version[0] if version else b""), list(
-        dict.fromkeys(os.path.realpath(os.fsdecode(d)) for d in directories)
-    )
-
-
-def which(name: str, before: Iterable[str] = ()) -> str | None:
-    """The file that `before` and ``PATH``, read live, have for `name`; a name with a slash is a path already."""
-    if "/" in name:
-        return name
-    for candidate in _candidates(name, os.pathsep.join([*before, os.environ.get("PATH", os.defpath)])):
-        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):  # noqa: PTH113 - as above
-            return candidate
-    return None
-
-
-@functools.lru_cache(maxsize=256)
-def _candidates(name: str, path: str) -> tuple[str, ...]:
-    return tuple(str(Path(directory, name)) for directory in dict.fromkeys(path.split(os.pathsep)))
 
 
 def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, Tool]:
@@ -198,84 +172,88 @@ def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir
     named = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
     found: dict[str, Tool] = {}
     for top, name in named:
-        path = which(name)
-        for label, tool in _with_what_it_runs(path, top, local_dir, set()) if path else ():
+        path = name if "/" in name else shutil.which(name, path=os.environ.get("PATH", os.defpath))  # read live
+        for label, tool in _with_what_it_runs(path, top, _Look(local_dir)) if path else ():
             while label in found:  # two of one name, in two directories
                 label += "'"
             found[label] = tool
     return found
 
 
-def _with_what_it_runs(path: str, label: str, local_dir: Path, seen: set[str]) -> Iterator[tuple[str, Tool]]:
-    tool = fingerprint(path, local_dir)
-    if tool is None or tool.path in seen:
+class _Look:
+    """Looks at each file and directory once. `seen` are tools by their paths."""
+
+    def __init__(self, local_dir: Path) -> None:
+        self.tool = functools.cache(lambda path: fingerprint(path, local_dir))
+        self.names = functools.cache(_names)
+        self.seen: set[str] = set()
+
+
+def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str, Tool]]:
+    tool = look.tool(path)
+    if tool is None or tool.path in look.seen:
         return
-    seen.add(tool.path)
+    look.seen.add(tool.path)
     yield label, tool
+    if not tool.words:
+        return
     own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
-    words = _meant(set(tool.words), own, local_dir) if "#!" in tool.words else set()
-    for name in _variables(words):
-        yield f"{label}/${name}", Tool("", hashlib.sha256(os.fsencode(os.environ[name])).hexdigest())
-    for part in itertools.chain(_of_program(tool), _files(words, own), _on_path(words, local_dir, seen)):
-        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", local_dir, seen)
+    words, files, count = set(tool.words), list[str](), 0
+    while len(words) > count:  # a variable may name settings, and they a variable, and that a file
+        count = len(words)
+        words |= {word for value in _variables(words).values() for word in _words(value)}
+        files = list(dict.fromkeys(_files(words, own, look)))
+        read = map(look.tool, files) if "#!" in words else ()
+        words |= {word for text in read if text is not None for word in text.settings}
+    for name, value in _variables(words).items():
+        yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
+    for part in itertools.chain(files, _on_path(words, look)):
+        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", look)
 
 
-def _of_program(tool: Tool) -> Iterator[str]:
-    before = (*filter(None, os.environ.get("COMPILER_PATH", "").split(":")), *tool.places) if tool.places else ()
-    yield from filter(None, (which(part, before) for part in tool.runs))
+def _variables(words: set[str]) -> dict[str, bytes]:
+    return {name: os.fsencode(os.environ[name]) for name in sorted((words - _NOT_READ) & os.environ.keys())}
 
 
-def _meant(words: set[str], own: Collection[str], local_dir: Path) -> set[str]:
-    """The words of a script, and those of the variables that it reads and of the texts that it may read as settings."""
-    words = words | {word for name in _variables(words) for word in _words(os.fsencode(os.environ[name]))}
-    texts = filter(None, (fingerprint(file, local_dir) for file in _files(words, own)))
-    words |= {word for text in texts if "#!" not in text.words for word in text.words}
-    return words | {word for name in _variables(words) for word in _words(os.fsencode(os.environ[name]))}
-
-
-def _variables(words: set[str]) -> list[str]:
-    return sorted((words - _NOT_READ) & os.environ.keys())
-
-
-def _files(words: set[str], own: Collection[str]) -> Iterator[str]:
-    """The files that a script in the directories `own` may name, existing or not."""
-    absolute = sorted(word for word in words if word.startswith("/"))
-    places = [*own, *(each for each in absolute if _listing(each))] if words else []
-    parts = [f"{place}/{word}" for word in sorted(words) if "/" in word[1:] and word[0] != "/" for place in places]
-    yield from (*absolute, *parts)
-    for place in (*places, *parts):
-        names = _listing(place)
+def _files(words: set[str], own: Collection[str], look: _Look) -> Iterator[str]:
+    """The paths that these words of a tool in the directories `own` may mean, of files that exist or not."""
+    absolute = sorted(word for word in words if word[0] == "/")
+    relative = sorted(word for word in words if "/" in word and word[0] != "/")
+    places = [*own, *filter(look.names, absolute)]
+    places += [place for place in (f"{each}/{word}" for each in places for word in relative) if look.names(place)]
+    yield from (*absolute, *(f"{place}/{word}" for place in places for word in relative))
+    for place in places:
+        names = look.names(place)
         is_whole = place in own and "$0" in words and len(names) <= _FEW
         here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & words - _NO_COMPILERS
         yield from (f"{place}/{name}" for name in sorted(here))
 
 
-def _on_path(words: set[str], local_dir: Path, seen: set[str]) -> Iterator[str]:
-    """The programs of ``PATH`` that a script names. One in `seen` is a wrapper, of the next one of its name."""
-    named = words - _NO_COMPILERS
-    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep) if words else ():
-        for name in sorted(named & _listing(directory)):
+def _on_path(words: set[str], look: _Look) -> Iterator[str]:
+    """The programs of ``PATH`` that are named; for one that was seen, a wrapper, the next one of its name."""
+    left = words - _NO_COMPILERS
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in sorted(left & look.names(directory)):
             path = f"{directory}/{name}"
-            tool = fingerprint(path, local_dir) if os.access(path, os.X_OK) else None
-            if tool is not None and tool.path not in seen:
-                named.remove(name)
+            tool = look.tool(path) if os.access(path, os.X_OK) else None
+            if tool is not None and tool.path not in look.seen:
+                left.remove(name)
                 yield path
 
 
-def _listing(directory: str) -> frozenset[str]:
+def _names(directory: str) -> frozenset[str]:
     """The names in a directory; none if it is not one. An unchanged one costs a `stat`."""
     now = time.time_ns()
     try:
         stamp = stamp_of(os.stat(directory))  # noqa: PTH116 - as above
         known = _listings.get(directory)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        names = frozenset(() if directory in _NOT_LISTED else os.listdir(directory))  # noqa: PTH208 - names alone
-    except (OSError, ValueError):
+        if known is None or known[0] != stamp:
+            known = stamp, frozenset(os.listdir(directory))  # noqa: PTH208 - names alone
+    except OSError:
         return frozenset()
     if is_settled(stamp, now):
-        _listings[directory] = stamp, names
-    return names
+        _listings[directory] = known
+    return known[1]
 
 
 def tool_factors(found: Mapping[str, Tool]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_a_library_that_is_linked_counts_by_its_content(
 def test_nvccs_host_compilers_count(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc = script(place / "nvcc", 'exec /usr/bin/g++ "$@"')
     assert read(place, compiler=nvcc).tools == (nvcc,)
-    assert {"nvcc/gcc", "nvcc/gcc/cc1plus", "nvcc/g++"} < tools([nvcc], place / "local").keys(), "those of PATH"
+    assert {"nvcc/gcc", "nvcc/g++", "nvcc/g++/cc1plus"} < tools([nvcc], place / "local").keys(), "those of PATH"
     monkeypatch.setenv("NVCC_CCBIN", nvcc)
     assert list(commands._host_compilers([nvcc, "-ccbin=gcc", "--compiler-bindir", "cc"])) == [
         "gcc",
