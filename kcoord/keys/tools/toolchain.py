@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -51,7 +50,7 @@ _WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
 _VARIABLE = re.compile(rb"\$\{?(\w+)(?::?[-=+?])?")
 _OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
 _NOT_READ = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_"})
-"""Variables that differ between equal jobs; names are looked up on ``PATH`` one by one."""
+"""Variables that differ between equal jobs; of ``PATH`` the programs that are named count."""
 _NO_COMPILERS = frozenset(re.findall(r"\S+", """
     [ awk basename bash cat cd chmod command cp cut date diff dir dirname echo ed env expr false file find free grep head id
     install join last link ls man mkdir mktemp more mv open perl printf pwd python3 readlink realpath rm script sed sh sleep sort
@@ -96,29 +95,26 @@ def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
 
 def _look_up(path: str, local_dir: Path) -> Tool | None:
     real = Path(os.path.realpath(path))
-    called = {Path(path).name} - {real.name} if real.name in LAUNCHERS else set()
 
-    def tool(sha256: str, words: Iterable[str], settings: Iterable[str]) -> Tool:
-        return Tool(str(real), sha256, frozenset(words) | called, frozenset(settings))
+    def load(entry: Any) -> Any:
+        return entry if tuple(entry[0]) == stamp_of(real.stat()) else None
 
-    def load(entry: Any) -> tuple[Stamp | None, Tool] | None:
-        cached_stamp, *content = entry
-        stamp = stamp_of(real.stat())
-        return (stamp, tool(*content)) if tuple(cached_stamp) == stamp else None
-
-    def compute(_: Any) -> tuple[tuple[Stamp | None, Tool], Any]:
+    def compute(_: Any) -> tuple[Any, Any]:
         sha256, stamp = hash_file(real)
-        content = _content(real, sha256)
-        return (stamp, tool(*content)), stamp and [stamp, *content]
+        entry = [stamp, *_content(real, sha256)]
+        return entry, stamp and entry
 
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     try:
-        stamp, found = cached(local_dir, f"tool-{name}", load, compute)
+        stamp, sha256, words, settings = cached(local_dir, f"tool-{name}", load, compute)
     except OSError:
         return None
+    if real.name in LAUNCHERS and Path(path).name != real.name:
+        words = [Path(path).name]
+    tool = Tool(str(real), sha256, frozenset(words), frozenset(settings))
     if stamp is not None:
-        _known[path] = stamp, found
-    return found
+        _known[path] = tuple(stamp), tool
+    return tool
 
 
 def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str]]:
@@ -141,10 +137,9 @@ def _asked(compiler: Path) -> tuple[str, list[str]]:
     """The version of a host compiler, without paths, and the directories in which it looks for its passes."""
     unset = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
     environ = {name: value for name, value in os.environ.items() if name not in unset} | {"LC_ALL": "C"}
+    command = [str(compiler), "-v", "-print-search-dirs"]
     try:
-        done = subprocess.run(
-            [compiler, "-v", "-print-search-dirs"], capture_output=True, env=environ, timeout=_ANSWERS
-        )
+        done = subprocess.run(command, capture_output=True, env=environ, timeout=_ANSWERS)
     except (OSError, subprocess.SubprocessError):
         return "", []  # it cannot compile either
     version = re.search(rb" version [^/\n]*", done.stderr)
@@ -207,7 +202,7 @@ def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str
         words |= {word for text in read if text is not None for word in text.settings}
     for name, value in _variables(words).items():
         yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
-    for part in itertools.chain(files, _on_path(words, look)):
+    for part in files:
         yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", look)
 
 
@@ -222,23 +217,11 @@ def _files(words: set[str], own: Collection[str], look: _Look) -> Iterator[str]:
     places = [*own, *filter(look.names, absolute)]
     places += [place for place in (f"{each}/{word}" for each in places for word in relative) if look.names(place)]
     yield from (*absolute, *(f"{place}/{word}" for place in places for word in relative))
-    for place in places:
+    for place in (*places, *os.environ.get("PATH", os.defpath).split(os.pathsep)):
         names = look.names(place)
         is_whole = place in own and "$0" in words and len(names) <= _FEW
         here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & words - _NO_COMPILERS
         yield from (f"{place}/{name}" for name in sorted(here))
-
-
-def _on_path(words: set[str], look: _Look) -> Iterator[str]:
-    """The programs of ``PATH`` that are named; for one that was seen, a wrapper, the next one of its name."""
-    left = words - _NO_COMPILERS
-    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        for name in sorted(left & look.names(directory)):
-            path = f"{directory}/{name}"
-            tool = look.tool(path) if os.access(path, os.X_OK) else None
-            if tool is not None and tool.path not in look.seen:
-                left.remove(name)
-                yield path
 
 
 def _names(directory: str) -> frozenset[str]:
