@@ -47,7 +47,7 @@ _LONGEST_SCRIPT = 16 << 10  # bytes
 _FEW = 32  # files beside a script
 _LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
 _WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
-_VARIABLE = re.compile(rb"\$\{?(\w+)(?::?[-=+?])?")
+_VARIABLE = re.compile(rb"\$\{?(\w+)")
 _OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
 _NOT_READ = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_"})
 """Variables that differ between equal jobs; of ``PATH`` the programs that are named count."""
@@ -142,7 +142,7 @@ def _asked(compiler: Path) -> tuple[str, list[str]]:
         done = subprocess.run(command, capture_output=True, env=environ, timeout=_ANSWERS)
     except (OSError, subprocess.SubprocessError):
         return "", []  # it cannot compile either
-    version = re.search(rb" version [^/\n]*", done.stderr)
+    version = re.search(rb" version .*", done.stderr)
     places = re.search(rb"^programs: =(.*)$", done.stdout, re.MULTILINE)
     found = {os.path.realpath(os.fsdecode(place)) for place in (places[1].split(b":") if places else [])}
     return os.fsdecode(version[0] if version else b""), sorted(found)

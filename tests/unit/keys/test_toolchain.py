@@ -45,6 +45,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Hashes:
 def _another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the compilers of this machine."""
     monkeypatch.setattr(toolchain, "_known", {})
+    monkeypatch.setattr(toolchain, "_listings", {})
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
 
 
@@ -62,6 +63,7 @@ def local(tmp_path: Path) -> Path:
 def forget() -> None:
     """As a new process of this machine starts."""
     toolchain._known.clear()
+    toolchain._listings.clear()
 
 
 def script(path: Path, body: str = "echo tool 1.0") -> Path:
@@ -314,6 +316,7 @@ _WRAPPERS: dict[str, tuple[str, str]] = {
     "the next one of its name on PATH": ('PATH={home}/path exec mycc "$@"', "path/mycc"),
     "one beside it": ('exec "$(dirname "$0")/realcc" "$@"', "bin/realcc"),
     "one beside it, that a link leads to": ('exec "$(dirname "$(readlink -f "$0")")/realcc"', "bin/realcc"),
+    "one beside the link that leads to it": ('exec "$(dirname "$0")/opt/cc" "$@"', "opt/cc"),
     "one beside it, by a computed name": ('exec "${{0%/*}}/real$(echo cc)" "$@"', "bin/realcc"),
     "one in a directory beside it": ('exec "$(dirname "$0")/../libexec/realcc" "$@"', "libexec/realcc"),
     "a path in a variable": ('REAL={home}/opt/cc\nexec "$REAL" "$@"', "opt/cc"),
@@ -338,7 +341,6 @@ _WRAPPERS: dict[str, tuple[str, str]] = {
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("path/realcc", "path/mycc", "bin/realcc", "bin/mycc", "libexec/realcc", "opt/cc", "opt/bin/cc"):
         script(tmp_path / name, f"echo {name} 1")
-    (tmp_path / "bin" / "settings").write_text(f"WHAT={tmp_path}/opt/cc\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
     for name, value in {"PATH": "opt/cc", "ROOT": "opt"}.items():
         monkeypatch.setenv(f"REAL_{name}", f"{tmp_path}/{value}")
@@ -352,6 +354,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wrapper_is_also_what_it_runs(surroundings: Path, local: Path, what: str, hashes: Hashes) -> None:
     body, real = _WRAPPERS[what]
     wrapper = script(surroundings / "bin" / "mycc", body.format(home=surroundings, python=sys.executable))
+    if "settings" in what:
+        (surroundings / "bin" / "settings").write_text(f"WHAT={surroundings}/opt/cc\n")
     if "link" in what:
         link = surroundings / "mycc"
         link.symlink_to(wrapper)
@@ -422,6 +426,17 @@ def test_a_program_that_appears_on_path_for_a_wrapper_is_seen(surroundings: Path
     before = tools([wrapper], local)
     script(surroundings / "path" / "realcc", "echo 2")
     assert tools([wrapper], local) != before
+
+
+def test_a_young_directory_is_listed_again_although_its_stamp_has_not_changed(
+    surroundings: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = machine_cache.stamp_of((surroundings / "path").stat())
+    monkeypatch.setattr(toolchain, "stamp_of", lambda found: stamp)
+    wrapper = script(surroundings / "bin" / "mycc", 'exec yourcc "$@"')
+    assert list(tools([wrapper], local)) == ["mycc"]
+    script(surroundings / "path" / "yourcc")
+    assert list(tools([wrapper], local)) == ["mycc", "mycc/yourcc"]
 
 
 def test_a_launcher_that_a_link_calls_a_compiler_is_also_the_next_one_on_path(
