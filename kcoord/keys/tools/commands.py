@@ -23,6 +23,7 @@ from typing import Any
 
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools.machine_cache import Stamp, cached, is_settled, stamp_of
+from kcoord.keys.tools.toolchain import LAUNCHERS
 
 _PLACE = "PLACE"
 """Stands for a directory that no output depends on."""
@@ -46,6 +47,8 @@ _READS_MORE = re.compile(rb"\.incbin\b|\.include\s*\\?\"")
 _GPU_THAT_IS_HERE = re.compile(r"(?<!m)arch(?:itecture)?[= ]native\b")
 _NAMES_GPU = ("--offload-arch", "--amdgpu-target")
 
+VARIABLES = {n: why for n, why in TOOLCHAIN_VARIABLES.items() if n not in ("CC", "CXX", "NVCC_CCBIN", "PYTORCH_NVCC")}
+"""The variables that count beside commands. Compilers count by their content: see `Inputs.tools`."""
 _environment = Environment(TOOLCHAIN_VARIABLES)
 
 
@@ -106,7 +109,8 @@ def inputs_of(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         found = list(threads.map(lambda command: _headers(command, read, directory, local_dir), compiles))
     written = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WRITES}
-    text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in commands)
+    placeless = [list(_with_names_of_compilers(each)) for each in commands]
+    text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in placeless)
     flags = " ".join([text, *_environment.read().values()])
     if _GPU_THAT_IS_HERE.search(flags) or any(map(_is_for_the_gpu_that_is_here, compiles)):
         raise ValueError("code for the GPU that is here")
@@ -129,6 +133,14 @@ def _is_for_the_gpu_that_is_here(command: Sequence[str]) -> bool:
 
 def _digest_of(files: Sequence[_File]) -> str:
     return hashlib.sha256("".join(file.digest for file in files).encode()).hexdigest()
+
+
+def _with_names_of_compilers(command: Sequence[str]) -> Iterator[str]:
+    """The arguments of `command`, with the names of compilers for their paths."""
+    for before, argument in itertools.pairwise(("", *command)):
+        flag, separator, value = argument.rpartition("=")
+        is_one = before in ("", *_HOST_COMPILER) or flag in _HOST_COMPILER or Path(before).name in LAUNCHERS
+        yield flag + separator + Path(value).name if is_one else argument
 
 
 def _neutral(command: Sequence[str], sources: Mapping[str, _File], written: set[str]) -> Iterator[str]:
@@ -232,7 +244,7 @@ def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str], written: s
     for command in commands:
         directories = [Path(value) for value in _values(command, "-L")] + elsewhere
         first = itertools.takewhile(lambda argument: argument == "--" or not argument.startswith("-"), command)
-        programs = [argument for argument in first if argument != "--" and argument not in sources]
+        programs = [each for each in first if each != "--" and each not in sources and each not in written]
         yield from programs
         if any("nvcc" in Path(program).name for program in programs):
             yield from _host_compilers(command)
@@ -258,13 +270,12 @@ def _values(command: Sequence[str], *flags: str) -> Iterator[str]:
 
 
 def _host_compilers(command: Sequence[str]) -> Iterator[str]:
-    """The compilers that nvcc runs for the host: those that are named, and the first ones on ``PATH``."""
+    """The compilers that nvcc is told to run for the host. Those of ``PATH`` are among what it runs anyway."""
     named = [*_values(command, *_HOST_COMPILER), os.environ.get("NVCC_CCBIN", "")]
     for place in filter(None, named):
         yield from (str(each) for each in (Path(place) / "gcc", Path(place) / "g++") if each.is_file())
         if shutil.which(place) and not Path(place).is_dir():
             yield place
-    yield from (name for name in ("gcc", "g++") if shutil.which(name))
 
 
 def output_of(command: Sequence[str], cwd: Path | None = None) -> str:

@@ -33,7 +33,7 @@ Stamp = tuple[int, int, int, int]
 
 _patience = [60.0]  # seconds that this process may still wait for others, for all entries together
 _RACY = 2_000_000_000  # ns, the coarsest clock of a file system: a younger file may change and keep its stamp
-_FORMAT = b"kcoord-kept-1\n"
+_FORMAT = b"kcoord-kept-2\n"
 _CHUNK = 1 << 20
 
 _log = logging.getLogger("kcoord")

@@ -21,6 +21,7 @@ from kcoord.errors import KeyFactorError
 from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, stamp_of
 
 _COMPILED = (b".pyc", b".pyo")
+_NO_SOURCES = frozenset({b".git", b".hg", b".svn", b"__pycache__"})
 _LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 
 Listed = tuple[bytes, bytes, "Stamp | None"]
@@ -33,8 +34,8 @@ _known: dict[str, tuple[list[Listed], str]] = {}
 def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path) -> str:
     """The SHA-256, in hex, of the files below `root`, or of the one file `root`; equal wherever an equal tree lies.
 
-    Left out are hidden directories, ``__pycache__``, compiled Python and special files. A symbolic link counts as its target;
-    loops end. `local_dir` is `Settings.local_dir`.
+    Left out are ``.git``, ``.hg``, ``.svn``, ``__pycache__``, compiled Python and special files. A symbolic link counts as its
+    target; loops end. `local_dir` is `Settings.local_dir`.
 
     Raises `KeyFactorError` if `root` is missing or a part of it cannot be read. Not guaranteed: that all files are looked at in
     one moment.
@@ -92,6 +93,8 @@ def _walk(
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
+        if entry.name in _NO_SOURCES:
+            continue
         name = prefix + entry.name
         try:
             is_directory = entry.is_dir()
@@ -105,8 +108,6 @@ def _walk(
                 yield name, b"leads nowhere", None
             continue  # or it vanished just now
         if is_directory:
-            if entry.name.startswith(b".") or entry.name == b"__pycache__":
-                continue
             first = seen.setdefault((status.st_dev, status.st_ino), name)
             if first is name:
                 yield from _walk(entry.path, name + b"/", matches, seen)
