@@ -13,7 +13,7 @@ TEXT = '''\
 import os
 
 SCALE = 1.5
-
+DEPTH: int = 3
 def helper(x):
     return x * SCALE
 
@@ -53,7 +53,7 @@ def changed(before: str, after: str, text: str = TEXT) -> set[str]:
 
 def test_functions_classes_methods_and_constants_have_their_lines() -> None:
     assert lines(TEXT) == {
-        "<module>": 1, "SCALE": 4, "helper": 6, "cached": 10, "Config": 14, "Config.tile": 21, "Config.Inner": 23,
+        "<module>": 1, "SCALE": 4, "DEPTH": 5, "helper": 6, "cached": 10, "Config": 14, "Config.tile": 21, "Config.Inner": 23,
         "Config.Inner.go": 24, "late": 26,
     }  # fmt: skip
     assert all(len(each.partition(":")[2]) == 8 for each in definitions_of(TEXT).values())
@@ -63,6 +63,7 @@ def test_functions_classes_methods_and_constants_have_their_lines() -> None:
     ("before", "after", "names"),
     [
         ("1.5", "2.5", {"SCALE"}),
+        ("int = 3", "int = 4", {"DEPTH"}),
         ("x * SCALE", "x + SCALE", {"helper"}),
         ("@os.cache\n", "@os.memo\n", {"cached"}),
         ("return 1", "return 2", {"cached"}),
