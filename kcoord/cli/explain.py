@@ -53,9 +53,8 @@ def command(settings: Settings, key: str, other: str | None, only_files: bool, a
                 "files": files,
                 "compared_to": theirs.key.digest if theirs else None,
                 "same_run": same_run,
-                "differences": [
-                    {"factor": d.name, "from": d.ours, "to": d.theirs, "text": str(d)} for d in differences
-                ],
+                "differences": [{"factor": d.name, "from": d.ours, "to": d.theirs} for d in differences],
+                "lines": [str(d) for d in differences],
             }
         )
         return

@@ -230,7 +230,7 @@ def test_after_an_edit_each_variants_key_is_compared_with_its_own_of_the_run_bef
     (difference,) = facts["differences"]
     assert difference["factor"] == "files helpers"
     assert difference["to"] == facts["files"]["helpers"]
-    assert difference["text"] == "file helpers: helper changed (line 5)"
+    assert facts["lines"] == ["file helpers: helper changed (line 5)"]
 
 
 def test_a_first_runs_sibling_is_called_that_and_files_are_of_one_key(sandbox: Sandbox) -> None:
