@@ -69,7 +69,7 @@ def _by_time_lines(settings: Settings, mine: Manifest) -> float | None:
 
 
 def _names(path: Path, mine: Manifest) -> bool:
-    """True if the span file has `mine`'s key: to search a file takes a hundredth of the time to decode it."""
+    """True if the span file has `mine`'s key. Searching a file is cheaper than decoding it."""
     try:
         with path.open("rb") as file:
             return mine.key.digest[:KEY_DIGITS].encode() in file.read(LARGEST_FILE)
