@@ -234,13 +234,13 @@ def _encoded(value: Any, depth: int) -> bytes:
     if kind is int:
         return _put(b"i", b"%x" % value)  # decimal is refused beyond 4300 digits
     if kind is float:
-        return _put(b"f", struct.pack(">d", value) if value == value else b"nan")
+        return _put(b"f", struct.pack(">d", value))
     if kind is complex:
         return _put_many(b"c", (value.real, value.imag), depth)
     if kind is bytes:
         return _put(b"y", value)
     if kind in (set, frozenset):
-        return _put_sorted(b"e", [_encoded(v, depth + 1) for v in value])
+        return _put_sorted(b"e" if kind is set else b"z", [_encoded(v, depth + 1) for v in value])
     if isinstance(value, enum.Enum):
         return _put_many(b"E", (_qualified(kind), *_member(value)), depth)
     if callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):

@@ -230,6 +230,9 @@ class _Passed(threading.local):
     def __init__(self) -> None:
         self.things: list[Any] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Passed, ()  # a decorated function may be sent to a worker by value
+
     def number(self, thing: Any) -> int:
         known = next((n for n, each in enumerate(self.things) if each is thing), None)
         if known is None:

@@ -116,11 +116,13 @@ def _home_of(top: str) -> Path | None:
 def _came_by_value(thing: Any, module: str) -> bool:
     """True if a function or a class has the name of `module`, but is neither in it nor of its file: it is the project's."""
     if isinstance(thing, type):
-        if module in _MAINS:
-            return not is_found(thing)
+        if is_found(thing):
+            return False
         methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
         methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
         file = next((m.__code__.co_filename for m in methods if _is_file(m.__code__.co_filename)), None)
+        if file is None:
+            return "<locals>" not in thing.__qualname__
     elif isinstance(thing, types.FunctionType):
         file = thing.__code__.co_filename
         if module in _MAINS:

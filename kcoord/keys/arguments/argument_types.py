@@ -192,6 +192,19 @@ class MappingType(Composite):
         return dict(zip(values[::2], values[1::2], strict=True))
 
 
+class OrderedMapping(MappingType):
+    """A mapping whose class keeps the order of its entries as a part of its value, or what makes missing ones."""
+
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        made_by = getattr(value, "default_factory", None)
+        made = inner_tokens([made_by], describer, depth, lambda _: ".default_factory")
+        return (*super().token(value, describer, depth), *made)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        *entries, made_by = (value_of(t, device_id) for t in token[1:])
+        return Described(self.name, {"entries": entries, "default_factory": made_by})
+
+
 class Fields(Composite):
     """An object that counts by its named attributes (a dataclass, a named tuple), and `with_class` by the code of its class."""
 
@@ -220,29 +233,39 @@ class _Inside(threading.local):
     """Ids of the objects that the current thread describes."""
 
     def __init__(self) -> None:
-        self.ids: set[int] = set()
+        self.ids: list[int] = []
 
 
 _inside = _Inside()
 
 
+class _Again(ArgumentType):
+    """An object around this place; how many objects outwards."""
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described("again", {"outwards": token[1]})
+
+
+_AGAIN = _Again(object)
+
+
 class State(Composite):
     """An object of the project: all its attributes, and the code of its class. Those that `cached_property` keeps are derived.
 
-    An object that refers to itself has no identity.
+    Where it refers to itself, the number of objects between counts.
     """
 
     _with_class = True
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
         if id(value) in _inside.ids:
-            raise NoIdentity("it refers to itself")
-        _inside.ids.add(id(value))
+            return (_AGAIN, len(_inside.ids) - _inside.ids.index(id(value)))
+        _inside.ids.append(id(value))
         try:
             own = dict(sorted(self._attributes(value)))
             tokens = inner_tokens(own.values(), describer, depth, lambda n: f".{list(own)[n]}")
         finally:
-            _inside.ids.discard(id(value))
+            _inside.ids.pop()
         kind = _class_tokens(self, describer, depth) or [None]
         return (self, *kind, *itertools.chain.from_iterable(zip(own, tokens, strict=True)))
 
@@ -347,7 +370,11 @@ class EnumMember(ArgumentType):
 
     def canonical(self, token: Token, device_id: int) -> Any:
         member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
-        return Described(self.name, {"member": member, "class": token[2]}) if len(token) == 3 else member
+        return (
+            Described(self.name, {"member": member, "class": value_of(token[2], device_id)})
+            if len(token) == 3
+            else member
+        )
 
 
 class Lock(ArgumentType):

@@ -41,6 +41,7 @@ _SUBSCRIPTS = _ops("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR", "COPY")
 _BINARY_OP, _SUBSCRIPT = dis.opmap["BINARY_OP"], 26  # from 3.14 on `a[b]` is one of its kinds
 _MATCH_MAPPING, _MATCH_KEYS = dis.opmap["MATCH_MAPPING"], dis.opmap["MATCH_KEYS"]
 _REST_OF_MATCH = dis.opmap["DICT_UPDATE"]
+_TESTS = frozenset(op for op, n in enumerate(dis.opname) if n.startswith("POP_JUMP")) | _ops("TO_BOOL")
 _SMALL_INT = _ops("LOAD_SMALL_INT")
 _SHIFTED = _ops("LOAD_GLOBAL")  # the low bit means: push a NULL, too
 _ATTRIBUTE_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the low bit means: a method call
@@ -242,6 +243,8 @@ class _Scope:
         """The constants of ``root["X"]``, ``root("X")``, ``root(key="X")``, ``"X" in root`` and ``match root``; else [""]."""
         if self._op(end) == _CONTAINS:
             return [self._text(begin - 1)]
+        if self._op(end) in _TESTS:
+            return []
         if self._op(end) == _MATCH_MAPPING or self._op(end + 1) == _MATCH_MAPPING:
             return self._matched()
         end += self._op(end) == _NULL

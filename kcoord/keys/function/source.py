@@ -29,6 +29,9 @@ _FROM = re.compile(r"\bfrom\b[ \t]*(\.*)[ \t]*([\w.]*)[ \t]*$")
 _LONGEST_NAME = 300
 _COMMENT = re.compile(r"#[^\n]*")
 
+_FLAGS = 0x1FFFF
+"""Those of a code object that affect how it runs; the others say how it was compiled."""
+
 Import = tuple[str, tuple[str, ...]]
 """A module's name, with leading dots if it is relative, and the names that are taken from it."""
 
@@ -168,7 +171,7 @@ def _plain(code: types.CodeType) -> tuple[Any, ...]:
         code.co_varnames,
         code.co_freevars,
         code.co_cellvars,
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags),
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS),
         tuple(_constant(c) for c in code.co_consts),
     )
 
