@@ -48,6 +48,7 @@ class Declared:
     dynamic: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
     ignore_files: tuple[str, ...] = ()
+    load: Callable[..., Any] | None = None
 
     def content_of(self, function: Callable[..., Any], arguments: Collection[Any]) -> Content:
         """The content of the function and of the code in its `arguments`."""

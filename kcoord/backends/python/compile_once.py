@@ -71,6 +71,7 @@ def compile_once(
         frozenset(_several(dynamic)),
         tuple(map(str, _several(files))),
         tuple(map(str, _several(ignore_files))),
+        load,
     )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -54,7 +55,8 @@ class Read:
 
     `name` is the variable's or the imported module's (with leading dots if it is relative); `path` the attributes that
     follow. `key` is the string constant by which the result is looked up or that it is called with, as in ``os.environ["X"]``
-    or ``getenv(key="X")``, or "". `is_bound`: the result is not used here, but bound to a local name, whose reads follow.
+    or ``getenv(key="X")``, or "". `is_tested`: only its truth matters. `is_bound`: the result is not used here, but bound to a
+    local name, whose reads follow.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Read:
     path: tuple[str, ...] = ()
     key: str = ""
     is_bound: bool = False
+    is_tested: bool = False
     line: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
@@ -93,6 +96,18 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             found.update(part for part in constant.split(".") if part.isidentifier())
         elif isinstance(constant, tuple):
             found.update(part for part in constant if isinstance(part, str))
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def words_of(code: types.CodeType) -> frozenset[str]:
+    """The words in the texts of `code`."""
+    found: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= words_of(constant)
+        elif isinstance(constant, str):
+            found.update(re.findall(r"\w+", constant))
     return frozenset(found)
 
 
@@ -170,8 +185,9 @@ class _Scope:
         if name := self._own_local(position):
             yield name, replace(root, is_bound=True)
             return
+        is_tested = self._op(position) in _TESTS
         for key in self._keys(begin, position):
-            yield "", replace(root, key=key)
+            yield "", replace(root, key=key, is_tested=is_tested)
 
     def _roots(self, op: int, arg: int) -> tuple[Read, ...]:
         code = self.code
@@ -243,8 +259,6 @@ class _Scope:
         """The constants of ``root["X"]``, ``root("X")``, ``root(key="X")``, ``"X" in root`` and ``match root``; else [""]."""
         if self._op(end) == _CONTAINS:
             return [self._text(begin - 1)]
-        if self._op(end) in _TESTS:
-            return []
         if self._op(end) == _MATCH_MAPPING or self._op(end + 1) == _MATCH_MAPPING:
             return self._matched()
         end += self._op(end) == _NULL

@@ -12,6 +12,7 @@ import enum
 import functools
 import importlib
 import os
+import re
 import sys
 import types
 from collections import Counter, defaultdict, deque
@@ -28,7 +29,7 @@ from kcoord.keys.cache_key import encode
 from kcoord.keys.function.callables import NO_CODE, is_code, is_method, jit_function, wrapped_by
 from kcoord.keys.function.files import Files
 from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
-from kcoord.keys.function.reads import Read, imports_of, names_of, reads_of, without_functions
+from kcoord.keys.function.reads import Read, imports_of, names_of, reads_of, without_functions, words_of
 from kcoord.keys.function.source import bytecode, place_in, source_of
 from kcoord.keys.function.watch import MISSING, Watch
 from kcoord.keys.packages import Owner, identity_of, is_found, module_of, owner_of, portable_name
@@ -36,11 +37,15 @@ from kcoord.keys.packages import Owner, identity_of, is_found, module_of, owner_
 PARTS = ("code", "globals", "closure", "defaults", "annotations")  # of a content, which are factors
 OR_IGNORE = "or name it in ignore=… if it changes nothing"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_VARIABLE = re.compile(r"\$\{?(\w+)")  # in a text that `os.path.expandvars` reads
 _NOT_READ = frozenset(("update", "__setitem__", "__delitem__"))
 _READ_BY_NAME = frozenset(("get", "pop", "setdefault", "__getitem__", "__contains__"))
 _IMPORTERS = (importlib.import_module, importlib.__import__, builtins.__import__)
-_GETTERS = (os.getenv, os.getenvb)
+_GETTERS = (os.getenv, os.getenvb, os.path.expandvars)
 _WRAPS = "__wrapped__"
+_TEXTS = frozenset(("globals", "eval", "exec", "get_type_hints"))
+_READ_OF_FUNCTIONS = ("__doc__", "__name__", "__annotations__")
+"""Attributes of functions that few programs read."""
 
 
 @dataclass
@@ -103,12 +108,13 @@ class _Walk:
     skip: Callable[[str], bool]
     has_whole_files: bool
     known: frozenset[str]
-    _queue: deque[Callable[[], None]] = field(default_factory=deque)
+    _queue: deque[Callable[[], Any]] = field(default_factory=deque)
     _labels: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _numbers: Counter[str] = field(default_factory=Counter)
     _alive: list[Any] = field(default_factory=list)  # keeps the objects that `_labels` names by id
     _names: set[str] = field(default_factory=set)
-    _members: defaultdict[str, list[Callable[[], None]]] = field(default_factory=lambda: defaultdict(list))
+    _prefixes: set[str] = field(default_factory=set)
+    _members: defaultdict[str, list[Callable[[], Any]]] = field(default_factory=lambda: defaultdict(list))
     _spaces: dict[type, Mapping[str, Any]] = field(default_factory=dict)
     _is_over: bool = False
     _takes_all: bool = False  # members, also those whose names were not met: a value's reader is not known
@@ -147,7 +153,8 @@ class _Walk:
         if isinstance(thing, types.MethodType):
             return self._holding(thing, thing.__func__, {"self": thing.__self__})
         if isinstance(thing, (functools.partial, functools.partialmethod)):
-            return self._holding(thing, thing.func, {"arguments": thing.args, "keywords": thing.keywords})
+            held = {"arguments": thing.args, "keywords": thing.keywords}
+            return self._holding(thing, thing.func, held | ({"attributes": own} if (own := vars(thing)) else {}))
         if isinstance(thing, (staticmethod, classmethod)):
             return self.label(thing.__func__)
         if isinstance(thing, property):
@@ -157,12 +164,25 @@ class _Walk:
         if isinstance(thing, functools.singledispatchmethod):
             return self.label(thing.dispatcher)
         if isinstance(thing, NO_CODE):
-            return _named(module_of(thing), thing.__qualname__)
+            return self._built_in(thing)
         if (wrapped := wrapped_by(thing)) is not None:
             return self.label(wrapped)
         raise KeyFactorError(
             f"a {type(thing).__qualname__} is no Python function, and has no identity: wrap it in one of yours"
         )
+
+    def _built_in(self, thing: Any) -> str:
+        """A function that is written in C: by name, with the object that it is a method of; a project's by its file."""
+        module, owner = module_of(thing), getattr(thing, "__self__", None)
+        is_ours = isinstance(owner, types.ModuleType) and owner_of(module) is Owner.PROJECT
+        if is_ours and not self.content.files.add_module(module):
+            raise KeyFactorError(
+                f"the file of {module}, whose {thing.__qualname__} it calls, is not found: import it by name"
+            )
+        name = _named(module, thing.__qualname__)
+        if isinstance(owner, (type, types.ModuleType, type(None))):
+            return name
+        return self._holding(thing, None, {"self": owner}, name)
 
     def _numbered(self, where: tuple[Any, ...], thing: Any, name: str) -> tuple[str, bool]:
         """A label, and whether it is new. Things of one name are numbered in the order in which they are met.
@@ -189,10 +209,19 @@ class _Walk:
             module, inner = function.__globals__.get("__name__"), function.__dict__.get(_WRAPS)
             if inner is None or not isinstance(module, str) or not module.startswith("kcoord."):
                 break
-            if (declared := function.__dict__.get("declared")) is not None and declared not in self.content.nested:
-                self.content.nested.append(declared)
+            if (declared := function.__dict__.get("declared")) is not None:
+                self._declare(declared, f"{self._home(inner.__globals__)}.{inner.__qualname__}")
             function = inner
         return function
+
+    def _declare(self, declared: Any, name: str) -> None:
+        """The declarations of a compile function among the code: they are this one's, too."""
+        if not any(declared is known for known in self.content.nested):
+            self.content.nested.append(declared)
+            self.known |= {"environment"} if declared.variables else set()
+            self.known |= {"imports"} if declared.files else set()
+            if declared.load is not None:
+                self._queue.append(functools.partial(self._add, "globals", f"{name} load", declared.load))
 
     # Code.
 
@@ -215,12 +244,23 @@ class _Walk:
                 self._read(read, function, label, cells)
         if "__class__" in cells:  # for ``super()``; not every version of Python reads it in the code
             self._add("closure", f"{label}.__class__", cells["__class__"])
+        if not _TEXTS.isdisjoint(code.co_names):
+            self._texts(function, label, cells)
         self._meet(code)
+
+    def _texts(self, function: types.FunctionType, label: str, cells: dict[str, Any]) -> None:
+        """``globals()["N"]``, ``eval("N + 1")``: globals of the function whose names occur in its texts."""
+        for name in sorted(words_of(function.__code__) & function.__globals__.keys() - self.ignore):
+            self._read(Read("global", name), function, label, cells)
 
     def _meet(self, code: types.CodeType) -> None:
         for name in sorted(names_of(code) - self._names):
             self._names.add(name)
             self._queue.extend(self._members.pop(name, ()))
+            if name.endswith("_") and not name.startswith("__"):
+                self._prefixes.add(name)
+                for each in sorted(member for member in self._members if member.startswith(name)):
+                    self._queue.extend(self._members.pop(each))
 
     def _described(self, function: types.FunctionType, text: tuple[Any, ...]) -> Any:
         if not self.has_whole_files:
@@ -248,6 +288,14 @@ class _Walk:
         for name in sorted(own):
             if name not in self.ignore:
                 self._add("globals", f"{label}.{name}", self.content.watch.item(own, name))
+        for name in _READ_OF_FUNCTIONS:
+            self._when_met(name, functools.partial(self._attribute, function, label, name))
+
+    def _attribute(self, function: types.FunctionType, label: str, name: str) -> None:
+        value = self.content.watch.attribute(function, name)
+        self.content.globals[f"{label}.{name}"] = (
+            value if isinstance(value, str) else repr(sorted(value)) if value else None
+        )
 
     def _annotation(self, label: str, name: str, value: Any) -> None:
         """Compilers written for Python read them. Types count by name, values by content, others by the text of the code."""
@@ -274,10 +322,15 @@ class _Walk:
             self.content.code[label] = ["holds", [self.label(each) for each in held]]
         return label
 
-    def _holding(self, thing: Any, function: Any, held: Mapping[str, Any]) -> str:
+    def _holding(self, thing: Any, function: Any, held: Mapping[str, Any], name: str = "") -> str:
         """A function with values that it is called with: a partial, a bound method."""
-        where = (id(function), *map(id, held.values()))  # a bound method is made anew at each lookup
-        label, is_new = self._numbered(where, (thing, held), f"{type(thing).__name__}({self.label(function)})")
+        if _reads_environment(function):
+            name = f"a partial of os.{function.__name__}"
+            read = Read("global", name, key=str(next((each for each in held["arguments"]), "")))
+            self._environment("", read, self._home({"__name__": function.__module__}))
+        where = (name, id(function), *map(id, held.values()))  # a bound method is made anew at each lookup
+        name = f"{type(thing).__name__}({name or self.label(function)})"
+        label, is_new = self._numbered(where, (thing, held), name)
         if is_new:
             self.content.code[label] = type(thing).__name__
             for name, value in held.items():
@@ -326,10 +379,17 @@ class _Walk:
             if name in self.ignore:
                 continue
             visit = functools.partial(self._member, label, space, name)
-            if takes_all or name in self._names or (name.startswith("__") and name.endswith("__")):
+            if takes_all or (name.startswith("__") and name.endswith("__")):
                 self._queue.append(visit)
             else:
-                self._members[name].append(visit)
+                self._when_met(name, visit)
+
+    def _when_met(self, name: str, visit: Callable[[], Any]) -> None:
+        """Visit what has a `name` once that, or a prefix of it (``getattr(self, "visit_" + kind)``), occurs in code."""
+        if name in self._names or name.startswith(tuple(self._prefixes)):
+            self._queue.append(visit)
+        else:
+            self._members[name].append(visit)
 
     def _member(self, label: str, space: Mapping[str, Any], name: str) -> None:
         value = self.content.watch.item(space, name)
@@ -379,10 +439,10 @@ class _Walk:
                 self._star(module, package)
             for code in map(without_functions, source.codes):
                 visit = functools.partial(self._visit_text, code, bound, package)
-                if code.co_name in self._names or code.co_name == "<module>":
+                if code.co_name == "<module>":
                     self._queue.append(visit)
                 else:
-                    self._members[code.co_name].append(visit)
+                    self._when_met(code.co_name, visit)
 
     def _star(self, name: str, package: str) -> None:
         """``import *`` in a file that is not imported: any name of the module may be used."""
@@ -457,15 +517,13 @@ class _Walk:
                     return
                 is_ours = owner_of(value) is Owner.PROJECT
                 if is_ours:
-                    getattr(self.content, part)[name] = ("module", self._home(vars(value)))
+                    kind = [] if type(value) is types.ModuleType else [self.label(type(value))]
+                    getattr(self.content, part)[name] = ("module", self._home(vars(value)), *kind)
                 inner, part = self._of_module(value, attribute), "globals"
                 if inner is MISSING and is_ours and self.content.files.add_module(f"{value.__name__}.{attribute}"):
                     return  # it is not imported yet: its file counts
                 name = f"{self._home(vars(value))}.{attribute}"
-                is_value = (
-                    isinstance(inner, (types.ModuleType, *_PLAIN)) or inner is MISSING or _reads_environment(inner)
-                )
-                if not is_ours and not is_value and not _is_in(inner, _IMPORTERS):
+                if not is_ours and not _counts_by_itself(inner):
                     self.content.globals[name] = identity_of(value.__name__)
                     return
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
@@ -497,22 +555,26 @@ class _Walk:
 
     def _environment(self, method: str, read: Read, label: str) -> None:
         if read.key:
-            self.content.variables.add(read.key)
+            self.content.variables.update(_VARIABLE.findall(read.key) or [read.key])
         is_understood = bool(read.key) and (not method or method in _READ_BY_NAME)
-        if not (is_understood or read.is_bound or method in _NOT_READ or "environment" in self.known):
+        if not (is_understood or read.is_bound or read.is_tested or method in _NOT_READ or "environment" in self.known):
             raise KeyFactorError(
                 f"line {read.line} of {label} reads the environment in a way that names no variable ({read}): declare the "
                 f"variables with environ=[…], or name {str(read)!r} in ignore=… if it changes nothing"
             )
 
     def _import_call(self, read: Read, package: str, label: str) -> None:
-        if read.key:
-            self.content.files.add_module(resolve_name(read.key, package) if package else read.key)
-        elif not read.is_bound and "imports" not in self.known:
+        if read.is_bound or (not read.key and "imports" in self.known):
+            return
+        name = resolve_name(read.key, package) if package and read.key else read.key.lstrip(".")
+        if not read.key or not (self.content.files.add_module(name) or owner_of(name) is not Owner.PROJECT):
             raise KeyFactorError(
-                f"line {read.line} of {label} imports a module whose name is computed ({read}): name the modules or files "
+                f"line {read.line} of {label} imports a module whose name is not understood ({read}): name the modules or files "
                 f"that it may be in files=[…], or {str(read)!r} in ignore=… if it changes nothing"
             )
+        module = self.content.watch.item(sys.modules, name)
+        if isinstance(module, types.ModuleType):
+            self.content.globals[name] = ("module", self.label(module))
 
     def _of_module(self, module: types.ModuleType, attribute: str) -> Any:
         space = vars(module)
@@ -553,6 +615,14 @@ def _named(module: str, qualname: str) -> str:
 def _calls_back(kind: type) -> bool:
     """True if a class calls methods of its subclasses by names that no code of the project need mention."""
     return owner_of(kind) is not Owner.PROJECT and module_of(kind) not in ("builtins", "abc", "typing")
+
+
+def _counts_by_itself(value: Any) -> bool:
+    """True for an attribute of an installed module whose value counts, not its package: plain, or put there by the project."""
+    if isinstance(value, (types.FunctionType, type)) and owner_of(value) is Owner.PROJECT:
+        return True
+    is_plain = isinstance(value, (types.ModuleType, *_PLAIN)) or value is MISSING
+    return is_plain or _reads_environment(value) or _is_in(value, _IMPORTERS)
 
 
 def _is_followed(thing: Any) -> bool:
