@@ -234,7 +234,7 @@ def _encoded(value: Any, depth: int) -> bytes:
     if kind is int:
         return _put(b"i", b"%x" % value)  # decimal is refused beyond 4300 digits
     if kind is float:
-        return _put(b"f", struct.pack(">d", value))
+        return _put(b"f", struct.pack(">d", value) if value == value else b"nan")
     if kind is complex:
         return _put_many(b"c", (value.real, value.imag), depth)
     if kind is bytes:

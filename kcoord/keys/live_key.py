@@ -114,6 +114,10 @@ class LiveKey:
         ] = {}  # by the digest of what was found after a compile's imports: before them
         self._compiled: dict[str, Factor] = {}  # facts of the calls that this process has compiled or loaded
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A decorated function may be sent to a worker by value: what was found here says nothing of the code there."""
+        return vars(self) | {"_states": {}, "_as_before": {}, "_compiled": {}}
+
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: GPUTarget | None = None) -> Call:
         """The key of a call, on the current device, or for `target`, which needs no device.
 

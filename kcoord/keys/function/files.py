@@ -221,7 +221,13 @@ def is_what_runs(source: Source, module: types.ModuleType) -> bool:
 
     Values that the edit changed are no matter: those that are read count by themselves.
     """
-    return max(source.stamp[2:]) < _begun_ns() or all(map(source.holds, _codes_of(module, source.path)))
+    if max(source.stamp[2:]) < _begun_ns():
+        return True
+    if source.is_text:
+        return all(map(source.holds, _codes_of(module, source.path)))
+    inode = str(source.stamp[0])  # a linker makes a new file
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 - line by line
+        return any(inode in line.split()[4:5] for line in maps)
 
 
 def _codes_of(module: types.ModuleType, path: str) -> Iterable[types.CodeType]:

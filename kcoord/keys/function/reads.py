@@ -289,6 +289,7 @@ class _Scope:
             elif op == _CALL and len(stack) == arg:
                 return _chosen(stack, names)
             else:
+                names = () if op == _CALL else names
                 effect = -1 - arg if op == _CALL else dis.stack_effect(op, arg if op >= dis.HAVE_ARGUMENT else None)
                 if len(stack) + effect < 0 or op in dis.hasjrel or op in dis.hasjabs:
                     break

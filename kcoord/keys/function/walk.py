@@ -44,7 +44,7 @@ _IMPORTERS = (importlib.import_module, importlib.__import__, builtins.__import__
 _GETTERS = (os.getenv, os.getenvb, os.path.expandvars)
 _WRAPS = "__wrapped__"
 _TEXTS = frozenset(("globals", "eval", "exec", "get_type_hints"))
-_READ_OF_FUNCTIONS = ("__doc__", "__name__", "__annotations__")
+_READ_OF_FUNCTIONS = ("__doc__", "__name__")
 """Attributes of functions that few programs read."""
 
 
@@ -175,9 +175,9 @@ class _Walk:
         """A function that is written in C: by name, with the object that it is a method of; a project's by its file."""
         module, owner = module_of(thing), getattr(thing, "__self__", None)
         is_ours = isinstance(owner, types.ModuleType) and owner_of(module) is Owner.PROJECT
-        if is_ours and not self.content.files.add_module(module):
+        if is_ours and not (sys.modules.get(module) is owner and self.content.files.add_module(module)):
             raise KeyFactorError(
-                f"the file of {module}, whose {thing.__qualname__} it calls, is not found: import it by name"
+                f"{module}, whose {thing.__qualname__} it calls, is not imported by that name: import it"
             )
         name = _named(module, thing.__qualname__)
         if isinstance(owner, (type, types.ModuleType, type(None))):
@@ -292,10 +292,7 @@ class _Walk:
             self._when_met(name, functools.partial(self._attribute, function, label, name))
 
     def _attribute(self, function: types.FunctionType, label: str, name: str) -> None:
-        value = self.content.watch.attribute(function, name)
-        self.content.globals[f"{label}.{name}"] = (
-            value if isinstance(value, str) else repr(sorted(value)) if value else None
-        )
+        self.content.globals[f"{label}.{name}"] = self.content.watch.attribute(function, name)
 
     def _annotation(self, label: str, name: str, value: Any) -> None:
         """Compilers written for Python read them. Types count by name, values by content, others by the text of the code."""

@@ -130,7 +130,10 @@ def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str]]:
     words = _words(b"\n".join(line for line in text.splitlines() if not line.lstrip().startswith(b"#")))
     if not text.startswith(b"#!"):
         return sha256, runs, sorted(words)
-    return sha256, sorted({"#!", *runs, *words, *(["$0"] if _OWN_PLACE.search(text) else [])}), []
+    first = os.fsdecode(text.splitlines()[0][2:]).split()
+    interpreters = [word for word in first if word.rpartition("/")[2] not in _NO_COMPILERS]
+    own = ["$0"] if _OWN_PLACE.search(text) or "python" in "".join(first) else []  # it finds modules beside itself
+    return sha256, sorted({"#!", *runs, *words, *interpreters, *own}), []
 
 
 def _asked(compiler: Path) -> tuple[str, list[str]]:
