@@ -27,7 +27,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.triton import own_key
-from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
+from kcoord.backends.triton.additions import is_triton
+from kcoord.backends.triton.inputs import JITCallable, inputs_of
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey

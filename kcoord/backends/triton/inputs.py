@@ -27,6 +27,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.triton.additions import additions, is_triton
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
@@ -69,19 +70,20 @@ class Inputs:
     def __init__(self, function: Any) -> None:
         self._seen = _process.changes
         self.problem = ""
-        self.content = Content()
-        self.functions: list[Any] = []
+        self._factors: dict[str, Any] = {}
+        contents: list[Content] = []
         try:
-            self.content = (content_of if isinstance(function, CODE) else content_of_value)(function, skip=is_triton)
-            self.functions = self.content.jit_functions
-            named = _repr(function)
+            contents, self._factors = _read_by(function)
+            self._factors["repr"] = _repr(function)
         except KeyFactorError as error:
-            self.problem, named = str(error), None
-        _watched_variables.update(self.content.variables)
-        self.surroundings = surroundings(self.content.variables)
-        factors = self.content.factors() | {"repr": named, "surroundings": self.surroundings.digest}
-        self.key = CacheKey.of("triton", "inputs", **factors)
-        self._unchanged = self.content.watch.unchanged()
+            self.problem = str(error)
+        self.functions = [each for content in contents for each in content.jit_functions]
+        self.variables = frozenset().union(*(content.variables for content in contents))
+        _watched_variables.update(self.variables)
+        self.surroundings = surroundings(self.variables)
+        self.key = CacheKey.of("triton", "inputs", **self._factors, surroundings=self.surroundings.digest)
+        watches = [content.watch.unchanged() for content in contents]
+        self._unchanged = watches[0] if len(watches) == 1 else lambda: all(unchanged() for unchanged in watches)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """None in a copy or a pickle of Triton's function, on which this hangs."""
@@ -96,14 +98,14 @@ class Inputs:
     @fails_open(lambda self: False)
     def _surroundings_hold(self) -> bool:
         changes = _process.changes
-        if surroundings(self.content.variables) != self.surroundings:
+        if surroundings(self.variables) != self.surroundings:
             return False
         self._seen = changes
         return True
 
     def details(self) -> dict[str, Any]:
         """The inputs by name, to explain why two keys differ."""
-        return self.content.factors() | self.surroundings.factors
+        return self._factors | self.surroundings.factors
 
 
 class _Caches(defaultdict[Any, Any]):
@@ -202,9 +204,21 @@ def inputs_of(function: Any) -> Inputs:
     return inputs
 
 
-def is_triton(module: str) -> bool:
-    """Triton's own code is in its key."""
-    return module.partition(".")[0] in ("triton", "builtins", "math")
+def _read_by(function: Any) -> tuple[list[Content], dict[str, Any]]:
+    """The content of `function`, or of another constant, with those of the additions that it reads, and all as factors."""
+    own = _content(function)
+    contents, found = [own], {}
+    for content in contents:  # it grows
+        for each in content.jit_functions:
+            for name, value in additions(each.fn, content.watch):
+                if name not in found:
+                    contents.append(_content(value))
+                    found[name] = contents[-1].factors()
+    return contents, own.factors() | ({"additions": found} if found else {})
+
+
+def _content(value: Any) -> Content:
+    return (content_of if isinstance(value, CODE) else content_of_value)(value, skip=is_triton)
 
 
 def _repr(function: Any) -> Any:
