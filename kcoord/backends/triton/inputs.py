@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton.additions import additions, is_triton
+from kcoord.backends.triton.knobs import count_changes_of_knobs, hidden_knobs
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
@@ -49,12 +50,12 @@ _watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 class _Process:
     """This process's surroundings, as a launch last looked at them.
 
-    `changes` counts changes of the environment and the tools, after which each kernel looks closely. A launch looks at the files
-    of the tools again when `due` (monotonic seconds) is over.
+    `changes` counts changes of the environment, the knobs and the tools, after which each kernel looks closely. A launch looks at
+    the files of the tools again when `due` (monotonic seconds) is over.
     """
 
     changes = libraries = 0
-    tools: tuple[tuple[str, Any], ...] = ()
+    seen: tuple[Any, Any] = (), ()
     due = 0.0
 
 
@@ -229,7 +230,7 @@ def _repr(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """The environment and the tools. `libraries` counts the changes of libraries that launches link: it is in no key."""
+    """The environment, the knobs and the tools. `libraries` counts changes of libraries that launches link: it is in no key."""
 
     digest: str
     libraries: int
@@ -237,24 +238,28 @@ class _Surroundings:
 
 
 def surroundings(read: Collection[str] = ()) -> _Surroundings:
-    """As they are now, with the variables that host functions `read`. After a change of the tools all kernels look closely."""
+    """As they are now, with the variables that host functions `read`. After a change here all kernels look closely."""
     local_dir = _local_dir()
     tools = tuple(tool_factors(local_dir).items()) if local_dir is not None else ()
     moved = local_dir is not None and libraries_moved(local_dir)
     _process.libraries += moved
-    _process.changes += moved or tools != _process.tools
-    _process.tools, _process.due = tools, time.monotonic() + _LOOK_AT_TOOLS
+    knobs = hidden_knobs()
+    _process.changes += moved or (tools, knobs) != _process.seen
+    _process.seen, _process.due = (tools, knobs), time.monotonic() + _LOOK_AT_TOOLS
     own = tuple((name, os.environ.get(name)) for name in sorted(read))
-    digest, factors = _described(_ENVIRONMENT.token(), own, tools)
+    digest, factors = _described(_ENVIRONMENT.token(), own, knobs, tools)
     return _Surroundings(digest, _process.libraries, factors)
 
 
 @functools.lru_cache(maxsize=64)
 def _described(
-    environment: bytes, read: tuple[tuple[str, str | None], ...], tools: tuple[tuple[str, str], ...]
+    environment: bytes,
+    read: tuple[tuple[str, str | None], ...],
+    knobs: tuple[tuple[str, Any], ...],
+    tools: tuple[tuple[str, str], ...],
 ) -> tuple[str, dict[str, Any]]:
     env = variables(environment) | {name: value for name, value in read if value is not None}
-    factors = {"env": env, "tools": dict(tools)}
+    factors = {"env": env, "knobs": dict(knobs), "tools": dict(tools)}
     return CacheKey.of("triton", "surroundings", **factors).digest, factors
 
 
@@ -266,12 +271,17 @@ def _local_dir() -> Path | None:
         return None
 
 
-def count_changes_of_the_environment() -> None:
-    """`os.environ` writes through these two; the wrappers call them, and count."""
+def count_changes() -> None:
+    """Count changes of the environment and of the knobs. `os.environ` writes through two functions, whose wrappers count."""
+    count_changes_of_knobs(_count)
     for name in ("putenv", "unsetenv"):
         original = getattr(os, name)
         if not hasattr(original, "__wrapped__"):
             setattr(os, name, _counting(original))
+
+
+def _count() -> None:
+    _process.changes += 1
 
 
 def _counting(original: Callable[..., None]) -> Callable[..., None]:
@@ -279,6 +289,6 @@ def _counting(original: Callable[..., None]) -> Callable[..., None]:
     def change(name: Any, *value: Any) -> None:
         original(name, *value)
         if os.fsdecode(name) in _watched_variables:
-            _process.changes += 1
+            _count()
 
     return change
