@@ -21,6 +21,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.keys.function.walk import content_of
 from kcoord.keys.host import host_abi
+from kcoord.keys.packages import label_of
 from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Request
 
@@ -74,13 +75,16 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         function = getattr(source, "fn", None)
         found: dict[str, Any] = {"triton": triton.__version__, "target": str(self.target(request) or "")}
         if function is not None:
-            found["source"] = function.cache_key
+            found["source"] = function.cache_key  # has the lines where the functions begin
+            found["first line"] = function.starting_line_number
             found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
             found["constants"] = {_name(function, k): str(v) for k, v in source.constants.items()}
             found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
         if options is not None:
             found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
         for inputs in request.inputs[:1]:
+            helpers = [each for each in inputs.functions if each is not function]
+            found |= {f"first line of {label_of(each.fn)}": each.starting_line_number for each in helpers}
             found |= inputs.details()
         return found
 

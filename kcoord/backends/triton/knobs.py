@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from triton import knobs
+import triton
 
 from kcoord.backends.triton.variables import NEUTRAL_KNOBS
 
@@ -25,7 +25,7 @@ def hidden_knobs() -> tuple[tuple[str, Any], ...]:
     for section, name, knob in all_knobs():
         if f"{section}.{name}" in NEUTRAL_KNOBS or section in NEUTRAL_KNOBS:
             continue
-        holder = getattr(knobs, section)
+        holder = getattr(triton.knobs, section)
         if not hasattr(knob, "key"):  # an attribute: it has read its variable once
             if (value := getattr(holder, name)) and isinstance(value, _PLAIN):
                 found.append((f"{section}.{name}", value))
@@ -36,8 +36,8 @@ def hidden_knobs() -> tuple[tuple[str, Any], ...]:
 
 def all_knobs() -> Iterator[tuple[str, str, Any]]:
     """Section, name, and descriptor or default, of all that can be set."""
-    for section, holder in vars(knobs).items():
-        if isinstance(holder, knobs.base_knobs):
+    for section, holder in vars(triton.knobs).items():
+        if isinstance(holder, triton.knobs.base_knobs):
             for name, knob in vars(type(holder)).items():
                 if not name.startswith("_") and not isinstance(knob, (property, types.FunctionType)):
                     yield section, name, knob
@@ -45,7 +45,7 @@ def all_knobs() -> Iterator[tuple[str, str, Any]]:
 
 def count_changes_of_knobs(count: Callable[[], None]) -> None:
     """Call `count` from now on when a knob is set or deleted, or a scope of knobs ends. Idempotent."""
-    kind = knobs.base_knobs
+    kind = triton.knobs.base_knobs
     if hasattr(kind.__setattr__, "__wrapped__"):
         return
 
