@@ -185,8 +185,9 @@ def puts(
     what: str, setup: str, put: str, read: str, edit: tuple[str, str], change: str, undo: str, **more: object
 ) -> Row:
     """The project puts ``put`` into a module of Triton's, where a kernel reads it."""
-    more = {"stock": SAME | NEW, **more}
-    return stores(what, f"{setup}\n{put}", read, edit, change, undo, "", **more)  # type: ignore[arg-type]
+    follows = _TWO in setup and not hasattr(triton, "constexpr_function")  # Triton 3.4 follows helpers there
+    stock = SAME if follows else SAME | NEW
+    return stores(what, f"{setup}\n{put}", read, edit, change, undo, "", stock=stock, **more)
 
 
 PUT_INTO_TRITON = [
