@@ -50,21 +50,18 @@ def _is_tritons(module: types.ModuleType) -> bool:
 
 
 def _is_addition(module: types.ModuleType, attribute: str, value: Any) -> bool:
+    bound = _bound_by(module)
+    is_new = bound is not None and attribute not in bound
     if isinstance(value, types.ModuleType):
-        return not _is_tritons(value) and attribute not in _bound_by(module)
+        return is_new and not _is_tritons(value)
     found = jit_function(value)
     value = value if found is None else found.fn
-    return attribute not in _bound_by(module) or (isinstance(value, (types.FunctionType, type)) and is_project(value))
-
-
-class _All:
-    def __contains__(self, name: object) -> bool:
-        return True
+    return is_new or (isinstance(value, (types.FunctionType, type)) and is_project(value))
 
 
 @functools.lru_cache(maxsize=256)
-def _bound_by(module: types.ModuleType) -> Container[str]:
-    """The names that the code of `module` binds; all, if it is written in C."""
+def _bound_by(module: types.ModuleType) -> Container[str] | None:
+    """The names that the code of `module` binds; None if it is written in C."""
     get_code = getattr(module.__spec__ and module.__spec__.loader, "get_code", None)
     code = get_code(module.__name__) if get_code is not None else None
-    return _All() if code is None else stores_of(code)
+    return None if code is None else stores_of(code)

@@ -22,9 +22,7 @@ _PLAIN = (bool, int, str, type(None))
 def hidden_knobs() -> tuple[tuple[str, Any], ...]:
     """The knobs that change kernels and have another value than their variables give, with this value."""
     found = []
-    for section, name, knob in all_knobs():
-        if f"{section}.{name}" in NEUTRAL_KNOBS or section in NEUTRAL_KNOBS:
-            continue
+    for section, name, knob in _keyed_knobs():
         holder = getattr(triton.knobs, section)
         if not hasattr(knob, "key"):  # an attribute: it has read its variable once
             if (value := getattr(holder, name)) and isinstance(value, _PLAIN):
@@ -32,6 +30,11 @@ def hidden_knobs() -> tuple[tuple[str, Any], ...]:
         elif name in vars(holder) and (value := getattr(holder, name)) != knob.get():
             found.append((f"{section}.{name}", value if isinstance(value, _PLAIN) else repr(value)))
     return tuple(found)
+
+
+@functools.cache
+def _keyed_knobs() -> tuple[tuple[str, str, Any], ...]:
+    return tuple(each for each in all_knobs() if not {each[0], f"{each[0]}.{each[1]}"} & NEUTRAL_KNOBS.keys())
 
 
 def all_knobs() -> Iterator[tuple[str, str, Any]]:
