@@ -37,7 +37,7 @@ _INSTALLED = (
 _OWN = "pass it when the kernel is launched, if all ranks are to run the same code"
 _REMEDIES = {
     **dict.fromkeys(_INSTALLED, "install the same on all nodes"),
-    **dict.fromkeys(("env", "environment"), "set it alike on all nodes"),
+    **dict.fromkeys(("env", "environment", "knobs"), "set it alike on all nodes"),
     **dict.fromkeys(("globals", "closure"), _OWN),
     "trees": "copy the same files to all nodes",
     "device_id": "if the code is the same for each GPU of a node, say so with scope=kcoord.Scope.TARGET",

@@ -73,9 +73,17 @@ def test_without_kcoord_a_new_process_is_served_the_old_kernel(row: Row, way: st
     assert served == old
 
 
+def _may_fail(request: pytest.FixtureRequest, row: Row, where: str) -> None:
+    if where in row.fails:
+        request.applymarker(pytest.mark.xfail(reason=row.fails[where], strict=True))
+
+
 @by_row(ROWS)
 @both_ways
-def test_a_new_process_is_served_the_new_kernel(row: Row, way: str, matrix: Matrix) -> None:
+def test_a_new_process_is_served_the_new_kernel(
+    row: Row, way: str, matrix: Matrix, request: pytest.FixtureRequest
+) -> None:
+    _may_fail(request, row, f"new {way}")
     served, true = code(matrix.kcoord.new, row, way), code(matrix.oracle.new, row, "launch")
     assert served == true
 
@@ -83,8 +91,9 @@ def test_a_new_process_is_served_the_new_kernel(row: Row, way: str, matrix: Matr
 @by_row(ROWS)
 @both_ways
 def test_a_changed_process_is_served_the_new_kernel_or_told_what_has_changed(
-    row: Row, way: str, matrix: Matrix
+    row: Row, way: str, matrix: Matrix, request: pytest.FixtureRequest
 ) -> None:
+    _may_fail(request, row, f"same {way}")
     served = matrix.kcoord.same[row.what][way]
     if row.names and served.error:
         assert row.named_in(served.error)
@@ -116,4 +125,5 @@ def test_with_nothing_changed_another_process_compiles_nothing(row: Row, matrix:
 
 
 def test_nothing_goes_wrong_inside(matrix: Matrix) -> None:
-    assert matrix.kcoord.stderr == ""
+    """Nothing is said but that a kernel with a value without identity is shared with nobody."""
+    assert [line for line in matrix.kcoord.stderr.splitlines() if "of type Slotted is compiled" not in line] == []

@@ -27,11 +27,11 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.triton import own_key
-from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
+from kcoord.backends.triton.additions import is_triton
+from kcoord.backends.triton.inputs import JITCallable, inputs_of, kernel_content
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.function.walk import content_of
 from kcoord.keys.packages import Owner, owner_of
 
 BACKEND = "triton-autotune"
@@ -158,7 +158,7 @@ def config_digest(config: Any) -> str:
 
 def said_by(function: Any) -> dict[str, Any]:
     """A host function by content, and by the variables of the environment that it reads."""
-    content = content_of(function, skip=is_triton)
+    content = kernel_content(function)
     return content.factors() | {"env": {name: os.environ.get(name) for name in content.variables}}
 
 

@@ -88,7 +88,7 @@ def imports_of(code: types.CodeType) -> dict[str, tuple[Read, ...]]:
 @functools.lru_cache(maxsize=4096)
 def names_of(code: types.CodeType) -> frozenset[str]:
     """The names that `code` may look up on any object: its attributes, and its texts, which it may pass to ``getattr``."""
-    found = set(code.co_names) - {code.co_names[arg] for op, arg in instructions(code) if op == _STORE_NAME}
+    found = set(code.co_names) - stores_of(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= names_of(constant)
@@ -97,6 +97,11 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         elif isinstance(constant, tuple):
             found.update(part for part in constant if isinstance(part, str))
     return frozenset(found)
+
+
+def stores_of(code: types.CodeType) -> frozenset[str]:
+    """The names that the code of a module binds."""
+    return frozenset(code.co_names[arg] for op, arg in instructions(code) if op == _STORE_NAME)
 
 
 @functools.lru_cache(maxsize=4096)

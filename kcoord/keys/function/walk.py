@@ -85,6 +85,7 @@ def content_of(
     ignore: frozenset[str] = frozenset(),
     skip: Callable[[str], bool] = lambda module: False,
     *,
+    keep: Callable[[types.ModuleType, str, Any], bool] = lambda module, attribute, value: False,
     arguments: Iterable[Any] = (),
     files: Files | None = None,
     known: frozenset[str] = frozenset(),
@@ -93,12 +94,13 @@ def content_of(
 
     `arguments` are functions, classes and modules that are passed to it. With `files` a function's whole file counts, else its
     text. `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects installed modules that do
-    not count. `known`: the author has declared the ``environment`` or the ``imports``: a use that is not understood is no error.
+    not count, and `keep` attributes of these that do. `known`: the author has declared the ``environment`` or the ``imports``: a
+    use that is not understood is no error.
 
     Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     content = Content() if files is None else Content(files=files)
-    return _Walk(content, ignore, skip, files is not None, known).run(thing, arguments)
+    return _Walk(content, ignore, skip, keep, files is not None, known).run(thing, arguments)
 
 
 @dataclass
@@ -106,6 +108,7 @@ class _Walk:
     content: Content
     ignore: frozenset[str]
     skip: Callable[[str], bool]
+    keep: Callable[[types.ModuleType, str, Any], bool]
     has_whole_files: bool
     known: frozenset[str]
     _queue: deque[Callable[[], Any]] = field(default_factory=deque)
@@ -467,7 +470,7 @@ class _Walk:
                 self._follow("closure", f"{label}.{read.name}", cells[read.name], read, package, label)
         elif read.kind == "global":
             namespace = function.__globals__
-            if self._skips(namespace.get(read.name)):
+            if self._passes_over(namespace.get(read.name), read.path):
                 return
             value = self.content.watch.item(namespace, read.name)
             if value is MISSING:
@@ -510,7 +513,7 @@ class _Walk:
         for number, attribute in enumerate(read.path):
             inner = MISSING
             if isinstance(value, types.ModuleType):
-                if self._skips(value):
+                if self._passes_over(value, read.path[number:]):
                     return
                 is_ours = owner_of(value) is Owner.PROJECT
                 if is_ours:
@@ -520,7 +523,8 @@ class _Walk:
                 if inner is MISSING and is_ours and self.content.files.add_module(f"{value.__name__}.{attribute}"):
                     return  # it is not imported yet: its file counts
                 name = f"{self._home(vars(value))}.{attribute}"
-                if not is_ours and not _counts_by_itself(inner):
+                is_kept = is_ours or (self._skips(value) and self.keep(value, attribute, inner))
+                if not is_kept and not _counts_by_itself(inner):
                     self.content.globals[name] = identity_of(value.__name__)
                     return
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
@@ -599,6 +603,19 @@ class _Walk:
     def _space(self, kind: type) -> Mapping[str, Any]:
         """``vars(kind)``, always the same object for one class."""
         return self._spaces.setdefault(kind, vars(kind))
+
+    def _passes_over(self, value: Any, path: tuple[str, ...]) -> bool:
+        """True if a read ends in code that does not count. It is not watched: a kernel reads dozens of such names."""
+        if not self._skips(value):
+            return False
+        for attribute in path:
+            inner = vars(value).get(attribute, MISSING)
+            if inner is not MISSING and self.keep(value, attribute, inner):
+                return False
+            if not isinstance(inner, types.ModuleType) or not self._skips(inner):
+                return True
+            value = inner
+        return True
 
     def _skips(self, module: Any) -> bool:
         is_module = isinstance(module, types.ModuleType)
