@@ -46,8 +46,6 @@ class Row:
     """Whether another process, with nothing changed, is served what the first compiled."""
     stock: frozenset[str] = frozenset()
     """Where Triton without kcoord is stale: in the ``same`` process, in a ``new`` one."""
-    fails: Mapping[str, str] = field(default_factory=dict)
-    """Where kcoord is stale, too, and why: ``same launch`` is a launch in the same process."""
 
     def __str__(self) -> str:
         return self.what

@@ -73,17 +73,9 @@ def test_without_kcoord_a_new_process_is_served_the_old_kernel(row: Row, way: st
     assert served == old
 
 
-def _may_fail(request: pytest.FixtureRequest, row: Row, where: str) -> None:
-    if where in row.fails:
-        request.applymarker(pytest.mark.xfail(reason=row.fails[where], strict=True))
-
-
 @by_row(ROWS)
 @both_ways
-def test_a_new_process_is_served_the_new_kernel(
-    row: Row, way: str, matrix: Matrix, request: pytest.FixtureRequest
-) -> None:
-    _may_fail(request, row, f"new {way}")
+def test_a_new_process_is_served_the_new_kernel(row: Row, way: str, matrix: Matrix) -> None:
     served, true = code(matrix.kcoord.new, row, way), code(matrix.oracle.new, row, "launch")
     assert served == true
 
@@ -91,9 +83,8 @@ def test_a_new_process_is_served_the_new_kernel(
 @by_row(ROWS)
 @both_ways
 def test_a_changed_process_is_served_the_new_kernel_or_told_what_has_changed(
-    row: Row, way: str, matrix: Matrix, request: pytest.FixtureRequest
+    row: Row, way: str, matrix: Matrix
 ) -> None:
-    _may_fail(request, row, f"same {way}")
     served = matrix.kcoord.same[row.what][way]
     if row.names and served.error:
         assert row.named_in(served.error)

@@ -234,10 +234,7 @@ import os
 def host():
     e = os.environ
     return int(e["SUBJECT_ALIAS"])
-""", "host()", None, "", "", "", environ={"SUBJECT_ALIAS": ("1", "2")}, stock=SAME | NEW,
-               fails=dict.fromkeys(
-                   [f"{where} {way}" for where in ("same", "new") for way in ("launch", "compile")],
-                   "what is read through a local variable is not followed")),
+""", "host()", None, "", "", "", environ={"SUBJECT_ALIAS": ("1", "2")}, stock=SAME | NEW),
     ]  # fmt: skip
 
 ROWS = [*HELPERS, *METHODS, *ARGUMENTS, *NAMES, *HOST, *PUT_INTO_TRITON]

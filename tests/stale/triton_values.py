@@ -197,8 +197,7 @@ ARGUMENTS += [
     Row("an attribute of an object in one of the launch", HEAD + _OBJECT, "launch(kernel, C=config)", ("tile = 1", "tile = 2"),
         "config.inner.tile = 2", "config.inner.tile = 1", stock=SAME | NEW),
     Row("a slot of an object of the launch", HEAD + _SLOTS, "launch(kernel, C=config)", ("= Slotted(1)", "= Slotted(2)"),
-        "config.tile = 2", "config.tile = 1", shared=False, stock=SAME | NEW,
-        fails={"same launch": "an object with slots has no identity, and is not watched"}),
+        "config.tile = 2", "config.tile = 1", stock=SAME | NEW),
 ]  # fmt: skip
 
 ROWS = [*GLOBALS, *CLOSURES, *DEFAULTS, *ARGUMENTS]

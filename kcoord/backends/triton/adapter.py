@@ -13,6 +13,7 @@ import triton
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.triton import GROUP, MODULES, OWN_KEY, base32, launchers, recipes
+from kcoord.backends.triton.inputs import kernel_content
 from kcoord.backends.triton.request import Kernel, Module, purpose
 from kcoord.backends.triton.tools import PACKAGE
 from kcoord.backends.triton.variables import VARIABLES

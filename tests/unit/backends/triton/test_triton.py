@@ -192,8 +192,8 @@ def kernel(x):
 @pytest.mark.parametrize(
     ("above", "told"),
     [
-        ("# above both\n", ["first line: 8 → 9", "first line of lines.helper: 5 → 6"]),
-        ("", ["first line: 8 → 9"]),
+        ("# above both\n", ["first line: 8 → 9 (the code itself is unchanged)", "first line of lines.helper: 5 → 6"]),
+        ("", ["first line: 8 → 9 (the code itself is unchanged)"]),
     ],
     ids=["above both", "between"],
 )
