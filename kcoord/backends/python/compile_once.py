@@ -20,7 +20,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
 from kcoord.packs.recipe import Recipe
 from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import ABSENT
+from kcoord.rank.coordinator import ABSENT, Request
 
 
 def compile_once(
@@ -138,6 +138,10 @@ class PythonBackend(Backend[_Request, Any]):
 
     def device(self, request: _Request) -> DeviceKey:
         return request.asked.device
+
+    def adjust(self, request: _Request, wanted: Request) -> Request:
+        files = request.asked.state.content.files
+        return wanted._replace(explain=lambda: {"definitions": files.definitions()})
 
     def compile(self, request: _Request, staging: Path) -> Any:
         target = {"target": request.asked.device.target} if request.of.live.takes_target else {}

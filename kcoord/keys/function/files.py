@@ -22,10 +22,12 @@ from pathlib import Path
 
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
+from kcoord.keys.function.definitions import definitions_of
 from kcoord.keys.function.source import Import, Source, source_at
 from kcoord.keys.packages import Owner, identity_of, is_project_file, owner_of, portable_name
 
 _MOST_FILES = 10_000
+_MOST_DEFINITIONS = 400
 _COARSEST = 2_000_000_000  # ns, of the clocks of file systems
 _MOST_NAMED = 256
 """Files that a key lists one by one; of a larger project it lists packages."""
@@ -64,6 +66,7 @@ class Files:
     packages: dict[str, str] = field(default_factory=dict)
     edited: str = ""
     fresh: list[tuple[Source, str]] = field(default_factory=list)
+    _own: dict[str, Source] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _modules: dict[str, _Module | None] = field(default_factory=dict)
     _to_read: list[tuple[Source, str, bool]] = field(default_factory=list)
@@ -82,6 +85,7 @@ class Files:
         name = str(namespace.get("__name__", ""))
         self._add(source, portable_name(name), str(namespace.get("__package__") or ""), True)
         self._read_all()
+        self._own[self._names[path]] = source
         return self._names[path]
 
     def add_module(self, name: str) -> bool:
@@ -96,20 +100,22 @@ class Files:
         Raises `KeyFactorError` for one that is not there.
         """
         for each in named:
+            name, is_package = each.removesuffix(".*"), each.endswith(".*")
             if "/" in each or each.endswith(".py"):
                 path = Path(beside, each)
-                inner = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-                for file in inner:
+                for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
                     source = source_at(str(file))
                     if source is None:
                         raise KeyFactorError(
                             f"files={each!r}: {path} cannot be read: name a file or directory that is there"
                         )
                     self._add(source, os.path.relpath(file, beside), "", True)
-            elif self._module(each.removesuffix(".*")) is None:
-                raise KeyFactorError(f"files={each!r}: there is no such module: write a module's name or a path")
+            elif (module := self._module(name)) is None or not (module.file or is_package):
+                raise KeyFactorError(
+                    f"files={each!r}: no module has this name: write 'package.module', 'package.*' or a path"
+                )
             else:
-                self._take((each.removesuffix(".*"), ("*",) if each.endswith(".*") else ()), "", True)
+                self._take((name, ("*",) if is_package else ()), "", True)
         self._read_all()
 
     def factor(self) -> dict[str, str]:
@@ -119,6 +125,15 @@ class Files:
         for name, digest in sorted(self.digests.items()):
             packages.setdefault(name.rpartition(".")[0] or name, []).append(f"{name} {digest}")
         return {f"{name}.*": hashlib.sha256("\n".join(files).encode()).hexdigest() for name, files in packages.items()}
+
+    def definitions(self) -> dict[str, dict[str, str]]:
+        """Definitions in the files of functions (`definitions_of`), to name an edit; of the first files, in the order of calls."""
+        found: dict[str, dict[str, str]] = {}
+        for name, source in self._own.items():
+            found[name] = definitions_of(source.text)
+            if sum(map(len, found.values())) > _MOST_DEFINITIONS:
+                break
+        return found
 
     def _add(self, source: Source, name: str, package: str, live: bool) -> None:
         if source.path in self._names or any(

@@ -133,13 +133,14 @@ def source_of(code: types.CodeType) -> tuple[Any, ...]:
     return bytecode(code) if text is None else ("source", text)
 
 
-def place_in(code: types.CodeType) -> tuple[int, ...]:
-    """The place of a function in its file: its first line; of a lambda the first column of its body, too."""
-    if code.co_name != "<lambda>":
-        return (code.co_firstlineno,)
-    return next(
-        ((line, column) for line, _, column, _ in code.co_positions() if line and column), (code.co_firstlineno,)
-    )
+def place_in(code: types.CodeType) -> dict[str, int]:
+    """The place of a function in its file: its first line; of a lambda the place of its body, too."""
+    return {"first line": code.co_firstlineno} | (_body_of(code) if code.co_name == "<lambda>" else {})
+
+
+def _body_of(code: types.CodeType) -> dict[str, int]:
+    places = ((line, column) for line, _, column, _ in code.co_positions() if line and column)
+    return dict(zip(("line", "column"), next(places, ()), strict=False))
 
 
 def bytecode(code: types.CodeType) -> tuple[Any, ...]:
@@ -158,7 +159,7 @@ def _is_node_of(node: ast.AST, code: types.CodeType) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
         return node.name == code.co_name and first == code.co_firstlineno
-    return isinstance(node, ast.Lambda) and (node.body.lineno, node.body.col_offset) == place_in(code)
+    return isinstance(node, ast.Lambda) and {"line": node.body.lineno, "column": node.body.col_offset} == _body_of(code)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -269,8 +269,9 @@ class _Walk:
         if not self.has_whole_files:
             return text or source_of(function.__code__)
         name = self.content.files.holds(function)
-        place = bytecode(function.__code__) if name is None else ("file", name, *place_in(function.__code__))
-        return (*place, *text)
+        if name is None:
+            return (*bytecode(function.__code__), *text)
+        return {"file": name} | place_in(function.__code__) | ({"text": text} if text else {})
 
     def _parts(self, function: types.FunctionType, label: str) -> None:
         """The defaults, the annotations, and the attributes that were put on a function."""
