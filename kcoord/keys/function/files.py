@@ -16,6 +16,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -127,7 +128,7 @@ class Files:
         return {f"{name}.*": hashlib.sha256("\n".join(files).encode()).hexdigest() for name, files in packages.items()}
 
     def definitions(self) -> dict[str, dict[str, str]]:
-        """Definitions in the files of functions (`definitions_of`), to name an edit; of the first files, in the order of calls."""
+        """Definitions in the files of functions, to name an edit; of the first files, in the order of calls."""
         found: dict[str, dict[str, str]] = {}
         for name, source in self._own.items():
             found[name] = definitions_of(source.text)
@@ -241,8 +242,9 @@ def is_what_runs(source: Source, module: types.ModuleType) -> bool:
     if source.is_text:
         return all(map(source.holds, _codes_of(module, source.path)))
     inode = str(source.stamp[0])  # a linker makes a new file
-    with open("/proc/self/maps") as maps:  # noqa: PTH123 - line by line
+    with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123 - line by line
         return any(inode in line.split()[4:5] for line in maps)
+    return False
 
 
 def _codes_of(module: types.ModuleType, path: str) -> Iterable[types.CodeType]:
@@ -256,8 +258,11 @@ def _codes_of(module: types.ModuleType, path: str) -> Iterable[types.CodeType]:
 
 @functools.lru_cache(maxsize=1)
 def _begun_ns() -> int:
-    """When this process began, in ns since the epoch, at the earliest."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    """The earliest time at which this process may have begun, in ns since the epoch; 0 if /proc does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
     booted = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return booted + ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK")) - _COARSEST
 

@@ -180,7 +180,7 @@ import kcoord, pathlib, other
 def build(*, staging):
     (staging / "kernel").write_text(str(other.helper()))
 
-pathlib.Path(other.__file__).write_text("def helper(): return 2\\n")
+pathlib.Path(other.__file__).write_text("def helper(): return 22\\n")
 print((build().path / "kernel").read_text())
 """
 
@@ -193,7 +193,7 @@ def test_of_a_file_that_was_edited_since_its_import_nothing_is_published(sandbox
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert not list(sandbox.local.rglob("manifest*")), "another process would take it for the new text's"
     done = sandbox.run_kcoord(script)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "22\n"), done.stderr
 
 
 _LATE = """
