@@ -49,6 +49,8 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in ("subject", "other"):  # other tests have such modules, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(tmp_path))
