@@ -242,18 +242,18 @@ def _encoded(value: Any, depth: int) -> bytes:
     if kind in (set, frozenset):
         return _put_sorted(b"e" if kind is set else b"z", [_encoded(v, depth + 1) for v in value])
     if isinstance(value, enum.Enum):
-        return _put_many(b"E", (_qualified(kind), *_member(value)), depth)
+        return _put_many(b"E", (qualified(kind), *_member(value)), depth)
     if callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):
-        return _put_many(b"S", (_qualified(kind), signature()), depth)
+        return _put_many(b"S", (qualified(kind), signature()), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = tuple((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return _put_many(b"D", (_qualified(kind), pairs), depth)
+        return _put_many(b"D", (qualified(kind), pairs), depth)
     if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
         return _put_sorted(b"m", [_encoded(k, depth + 1) + _encoded(v, depth + 1) for k, v in value.items()])
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return _put_many(b"N", (_qualified(kind), tuple(value)), depth)
+        return _put_many(b"N", (qualified(kind), tuple(value)), depth)
     raise KeyFactorError(
-        f"a value of type {_qualified(kind)} has no identity that is stable across processes: "
+        f"a value of type {qualified(kind)} has no identity that is stable across processes: "
         "pass the plain values that matter, or give its class a __cache_signature__() that returns them"
     )
 
@@ -281,5 +281,5 @@ def _put_sorted(tag: bytes, encoded: list[bytes]) -> bytes:
     return _put(tag, b"".join(sorted(encoded)))
 
 
-def _qualified(kind: type) -> str:
+def qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

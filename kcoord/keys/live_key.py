@@ -22,7 +22,7 @@ from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment, variables
 from kcoord.keys.function.files import Files, changed_files
 from kcoord.keys.function.walk import PARTS, Content, content_of
 from kcoord.keys.tools.toolchain import tools
-from kcoord.keys.tools.tree import by_name, tree_fingerprint
+from kcoord.keys.tools.tree import tree_factors
 
 _MOST_KEYS = 4096  # cached per function: a job that makes more of them compiles all the time anyway
 _MOST_STATES = 256  # a function that is called with a new lambda each time
@@ -109,9 +109,7 @@ class LiveKey:
         names = [p.name for p in self._parameters]
         self._arguments = Arguments(names, dynamic=declared.dynamic, functions=self._passed.number)
         self._states: dict[tuple[int, ...], _State] = {}
-        self._as_before: dict[
-            str, Content
-        ] = {}  # by the digest of what was found after a compile's imports: before them
+        self._as_before: dict[str, Content] = {}  # before a compile's imports, by the digest of that after them
         self._compiled: dict[str, Factor] = {}  # facts of the calls that this process has compiled or loaded
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,14 +215,13 @@ class LiveKey:
             return state.environment.token()
         directory = self._local_dir()
         found = tuple((label, tool.sha256) for label, tool in tools(state.tools, directory).items())
-        trees = tuple((tree, tree_fingerprint(tree, directory)) for tree in state.trees)
-        return state.environment.token(), found, trees
+        return state.environment.token(), found, tuple(tree_factors(state.trees, directory).items())
 
     def _make(self, state: _State, arguments: Any, surroundings: Any, device: DeviceKey) -> CacheKey:
         environment, found, trees = surroundings if isinstance(surroundings, tuple) else (surroundings, (), ())
         factors = {"arguments": self._arguments.canonical(arguments), "env": variables(environment)}
         factors |= {"tools": dict(found)} if found else {}
-        factors |= {"trees": by_name(trees)} if trees else {}
+        factors |= {"trees": dict(trees)} if trees else {}
         key = CacheKey("python", self._function.__qualname__, state.factors).with_factors(**factors)
         return key.on(device, self._declared.scope)
 
@@ -259,40 +256,20 @@ def _ids(passed: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _takes_target(function: Callable[..., Any]) -> bool:
     """True if kcoord passes the GPU to compile for, in a keyword parameter without a default."""
-    parameter = inspect.signature(function).parameters.get("target")
-    return (
-        parameter is not None
-        and parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        and parameter.default is inspect.Parameter.empty
-    )
+    p = inspect.signature(function).parameters.get("target")
+    return p is not None and p.kind is p.KEYWORD_ONLY and p.default is p.empty
 
 
 def _binder(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., tuple[Any, ...]]:
     """``bind(*args, **kwargs)``: the arguments' values in the order of the parameters, defaults filled in."""
-    names: dict[str, Any] = {}
-    signature, star = [], False
-    for p in parameters:
-        text = p.name
-        if p.kind is p.VAR_POSITIONAL:
-            text, star = f"*{text}", True
-        elif p.kind is p.VAR_KEYWORD:
-            text = f"**{text}"
-        elif p.kind is p.KEYWORD_ONLY and not star:
-            signature.append("*")
-            star = True
-        if p.default is not p.empty:
-            names[f"_default_{p.name}"] = _default_of(function, p)
-            text += f"=_default_{p.name}"
-        signature.append(text)
-    positional_only = [n for n, p in enumerate(parameters) if p.kind is p.POSITIONAL_ONLY]
-    if positional_only:
-        signature.insert(positional_only[-1] + 1, "/")
+    now = inspect.signature(function).parameters  # a function's defaults can be replaced
+    defaults = {p.name: now[p.name].default for p in parameters if p.default is not p.empty}
+    plain = [p.replace(annotation=p.empty, default=None if p.name in defaults else p.empty) for p in parameters]
     values = "".join(f"{p.name}, " for p in parameters)
-    exec(f"def {function.__name__}({', '.join(signature)}): return ({values})", names)
-    found: Callable[..., tuple[Any, ...]] = names[function.__name__]
-    return found
-
-
-def _default_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The present default: a function's defaults can be replaced."""
-    return inspect.signature(function).parameters[parameter.name].default
+    names: dict[str, Any] = {}
+    exec(f"def {function.__name__}{inspect.Signature(plain)}: return ({values})", names)
+    found: Any = names[function.__name__]
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in defaults]
+    found.__kwdefaults__ = {name: defaults.pop(name) for name in named}
+    found.__defaults__ = tuple(defaults.values())
+    return found  # type: ignore[no-any-return]

@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class Owner(enum.Enum):
 
 
 _NAMELESS = "<none>"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
 
 
 def module_of(thing: Any) -> str:
@@ -57,7 +56,7 @@ def module_of(thing: Any) -> str:
     if isinstance(thing, type):
         if not isinstance(module, str):
             return _NAMELESS
-        if module == "builtins" and thing.__flags__ & _HEAP_TYPE:
+        if module == "builtins" and thing.__flags__ & HEAP_TYPE:
             return module if getattr(builtins, thing.__qualname__, None) is thing else _NAMELESS
         return module
     return module if isinstance(module, str) and module else "builtins"
@@ -81,13 +80,13 @@ def owner_of(thing: Any) -> Owner:
 
 @functools.lru_cache(maxsize=4096)
 def _owner(module: str, file: str | None) -> Owner:
-    top = module.partition(".")[0]
-    site, parents = _site_of(file), Path(file).parents if file and _is_file(file) else None
-    if (top in sys.stdlib_module_names or top == "builtins") and (parents is None or _is_pythons(parents, site)):
+    top, site = module.partition(".")[0], _site_of(file)
+    has_file = file is not None and _is_file(file)
+    if has_file and is_project_file(str(file)) and not module.startswith(f"{_GENERATED}."):
+        return Owner.PROJECT
+    if site is None and (top in sys.stdlib_module_names or top == "builtins"):
         return Owner.PYTHON
-    if top in _NOT_FOLLOWED and (parents is None or module.startswith(f"{_GENERATED}.") or _home_of(top) in parents):
-        return Owner.INSTALLED
-    return Owner.PROJECT if site is None else Owner.INSTALLED
+    return Owner.INSTALLED if has_file or site is not None or top in _NOT_FOLLOWED else Owner.PROJECT
 
 
 def is_project_file(file: str) -> bool:
@@ -103,10 +102,6 @@ def _is_project_directory(directory: str) -> bool:
     return not any(_home_of(top) in parents for top in _NOT_FOLLOWED)
 
 
-def _is_pythons(parents: Sequence[Path], site: Path | None) -> bool:
-    return site is None and any(directory in parents for directory in _PYTHONS)
-
-
 def _home_of(top: str) -> Path | None:
     """The directory of torch, Triton or kcoord, which may be a checkout."""
     file = _file_of(top)
@@ -120,7 +115,10 @@ def _came_by_value(thing: Any, module: str) -> bool:
             return False
         methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
         methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
-        file = next((m.__code__.co_filename for m in methods if _is_file(m.__code__.co_filename)), None)
+        files = (method.__code__.co_filename for method in methods)
+        file = next(
+            (f for f in files if _is_file(f) and (is_project_file(f) or _site_of(f))), None
+        )  # not dataclasses.py
         if file is None:
             return "<locals>" not in thing.__qualname__
     elif isinstance(thing, types.FunctionType):
@@ -129,7 +127,7 @@ def _came_by_value(thing: Any, module: str) -> bool:
             return file != getattr(sys.modules.get(module), "__file__", None)
     else:
         return False
-    return file is not None and _is_file(file) and _owner(module, file) is Owner.PROJECT
+    return file is not None and _is_file(file) and is_project_file(file)
 
 
 def is_found(kind: type) -> bool:

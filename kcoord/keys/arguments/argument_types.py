@@ -19,9 +19,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.packages import portable_name
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
+from kcoord.keys.packages import HEAP_TYPE, portable_name
 
 Token = Any
 """Hashable: None, a bool or a str as itself; anything else as a tuple that begins with its type. Valid in this process only."""
@@ -94,10 +92,6 @@ class ArgumentType:
     def generalized(self, token: Token) -> Token:
         """`token` with the sizes of tensors as Triton specializes them."""
         return token
-
-
-def qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def value_of(token: Token, device_id: int) -> Any:
@@ -206,14 +200,20 @@ class OrderedMapping(MappingType):
 
 
 class Fields(Composite):
-    """An object that counts by its named attributes (a dataclass, a named tuple), and `with_class` by the code of its class."""
+    """An object that counts by named values, and `with_class` by the code of its class.
 
-    def __init__(self, kind: type, names: tuple[str, ...], with_class: bool = False) -> None:
+    They are its attributes, or what ``read(value)`` returns, which is called for each token.
+    """
+
+    def __init__(
+        self, kind: type, names: tuple[str, ...], with_class: bool = False, read: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__(kind)
         self._names, self._with_class = names, with_class
+        self._read = read or (lambda value: [getattr(value, name) for name in names])
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        values = [getattr(value, name) for name in self._names]
+        values = _answer(self._read, value)
         tokens = inner_tokens(values, describer, depth, lambda n: f".{self._names[n]}")
         return (self, *tokens, *_class_tokens(self, describer, depth))
 
@@ -226,7 +226,7 @@ def _class_tokens(argument_type: Any, describer: Describer, depth: int) -> list[
     """The token of an object's class, if its code counts; else none. Its methods and values belong to the object."""
     if not argument_type._with_class or describer.functions is None:
         return []
-    return inner_tokens(_described_by(describer.functions, argument_type.kind), describer, depth, lambda _: "")
+    return inner_tokens([_answer(describer.functions, argument_type.kind)], describer, depth, lambda _: "")
 
 
 class _Inside(threading.local):
@@ -294,7 +294,7 @@ def _is_made_by_statement(kind: type) -> bool:
     places = sum(isinstance(member, types.MemberDescriptorType) for member in space.values())
     places += ("__dict__" in space) + ("__weakref__" in space)
     return (
-        bool(kind.__flags__ & _HEAP_TYPE) and base is not None and kind.__basicsize__ - base.__basicsize__ <= 8 * places
+        bool(kind.__flags__ & HEAP_TYPE) and base is not None and kind.__basicsize__ - base.__basicsize__ <= 8 * places
     )
 
 
@@ -307,30 +307,15 @@ def own_attributes(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-class SelfDescribed(Composite):
-    """An object that counts by ``describe(value)``, called for each token, and `with_class` by the code of its class.
-
-    `question` names the result.
-    """
-
-    def __init__(self, kind: type, describe: Callable[[Any], Any], question: str, with_class: bool = False) -> None:
-        super().__init__(kind)
-        self._describe, self._question, self._with_class = describe, question, with_class
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        described = _described_by(self._describe, value)
-        tokens = inner_tokens(described, describer, depth, lambda _: f".{self._question}")
-        return (self, *tokens, *_class_tokens(self, describer, depth))
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        values = [value_of(t, device_id) for t in token[1:]]
-        return Described(self.name, dict(zip((self._question, "class"), values, strict=False)))
+def described(kind: type, describe: Callable[[Any], Any], name: str, with_class: bool = False) -> Fields:
+    """The type of objects that count by ``describe(value)``; `name` names the result."""
+    return Fields(kind, (name,), with_class, lambda value: [describe(value)])
 
 
-def _described_by(describe: Callable[[Any], Any], value: Any) -> list[Any]:
+def _answer(describe: Callable[[Any], Any], value: Any) -> Any:
     """The result of a program's code. A `KeyFactorError` that it raises is completed on the way up."""
     try:
-        return [describe(value)]
+        return describe(value)
     except KeyFactorError as error:
         raise NoIdentity(str(error)) from error
 
@@ -343,7 +328,7 @@ class Code(Composite):
             return (self, None, value.__qualname__)
         if describer.functions is None:
             raise NoIdentity(f"a {self.kind.__name__} has no identity here: pass the plain values that matter")
-        return (self, *inner_tokens(_described_by(describer.functions, value), describer, depth, lambda _: ""))
+        return (self, *inner_tokens([_answer(describer.functions, value)], describer, depth, lambda _: ""))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         identity = {"name": token[2]} if len(token) == 3 else {"content": value_of(token[1], device_id)}
@@ -370,31 +355,8 @@ class EnumMember(ArgumentType):
 
     def canonical(self, token: Token, device_id: int) -> Any:
         member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
-        return (
-            Described(self.name, {"member": member, "class": value_of(token[2], device_id)})
-            if len(token) == 3
-            else member
-        )
-
-
-class Lock(ArgumentType):
-    """A lock: it holds nothing that a compile could read."""
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (self,)
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {})
-
-
-class Text(ArgumentType):
-    """An object that counts by its text: a dtype, a layout."""
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (self, str(value))
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {"name": token[1]})
+        found = {"member": member, "class": value_of(token[2], device_id)} if len(token) == 3 else None
+        return Described(self.name, found) if found else member
 
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)

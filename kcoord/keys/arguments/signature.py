@@ -12,12 +12,14 @@ import dataclasses
 import enum
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import methodcaller
 from pathlib import PurePath
 from typing import Any
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys.arguments import argument_types, library_types
-from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, qualified, value_of
+from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, value_of
+from kcoord.keys.cache_key import qualified
 from kcoord.keys.packages import Owner, owner_of
 
 _DEEPEST = 32
@@ -136,13 +138,11 @@ class HeldValues(Arguments):
     def inner(self, value: Any, depth: int) -> Token:
         kind = type(value)
         argument_type = _types.get(kind) or (None if kind in _NATIVE else self._type_of(value))
-        return (
-            argument_type.content(value)
-            if isinstance(argument_type, library_types.Tensor)
-            else argument_type.token(value, self, depth + 1)
-            if isinstance(argument_type, argument_types.Code) and depth < _DEEPEST
-            else super().inner(value, depth)
-        )
+        if isinstance(argument_type, library_types.Tensor):
+            return library_types.content_type(argument_type).token(value, self, depth)
+        if isinstance(argument_type, argument_types.Code) and depth < _DEEPEST:
+            return argument_type.token(value, self, depth + 1)
+        return super().inner(value, depth)
 
     def _type_of(self, value: Any) -> ArgumentType:
         return argument_types.Code(type(value)) if self._is_code(value) else _type_of(type(value))
@@ -164,14 +164,12 @@ def _described(kind: type) -> ArgumentType | None:
     for base in kind.__mro__:
         describe = _registered(base)
         if describe is not None:
-            return argument_types.SelfDescribed(kind, describe, "signature")
+            return argument_types.described(kind, describe, "signature")
         if base is enum.Enum:
             return argument_types.EnumMember(kind, _is_project(kind))
         if "__cache_signature__" in vars(base) and not issubclass(kind, enum.Enum):
             name = "__cache_signature__"
-            return argument_types.SelfDescribed(
-                kind, lambda value: value.__cache_signature__(), name, _is_project(kind)
-            )
+            return argument_types.described(kind, methodcaller(name), name, _is_project(kind))
         if qualified(base) in library_types.LIBRARY_TYPES:
             return library_types.LIBRARY_TYPES[qualified(base)](kind)
         if base is type:

@@ -10,10 +10,12 @@ from typing import Any
 from kcoord.keys.packages import Owner, module_of, owner_of
 
 NO_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
-_METHODS = (
-    *(types.FunctionType, staticmethod, classmethod, property),
-    *(functools.cached_property, functools.partialmethod, functools.singledispatchmethod),
-)
+HOLDERS: dict[type, tuple[str, ...]] = {
+    staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",), functools.singledispatchmethod: ("dispatcher",),
+}  # fmt: skip
+"""Kinds of attributes that hold functions, and the names of these."""
+_METHODS = (types.FunctionType, functools.partialmethod, *HOLDERS)
 _CALLED = (types.MethodType, functools.partial, type, *NO_CODE)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 

@@ -173,7 +173,7 @@ class Files:
             if attribute == "*":
                 for inner in sorted(_submodules(module.directories)):
                     self._reach(f"{name}.{inner}", live)
-            elif module.live is None or not _is_other(vars(module.live).get(attribute)):
+            elif isinstance(getattr(module.live, "__dict__", {}).get(attribute), (type(None), types.ModuleType)):
                 self._reach(f"{name}.{attribute}", live)
 
     def _reach(self, name: str, live: bool) -> _Module | None:
@@ -265,10 +265,6 @@ def _begun_ns() -> int:
         return 0
     booted = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return booted + ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK")) - _COARSEST
-
-
-def _is_other(value: object) -> bool:
-    return value is not None and not isinstance(value, types.ModuleType)
 
 
 def _submodules(directories: Iterable[str]) -> set[str]:

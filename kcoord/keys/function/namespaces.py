@@ -15,10 +15,8 @@ _OF_CLASSES = frozenset(
     (
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
         *("__firstlineno__", "__static_attributes__"),
-        *(
-            "__slotnames__",
-            "__cache_signature__",
-        ),  # since one was copied or pickled; what its values say, not what they do
+        "__slotnames__",  # since one was copied or pickled
+        "__cache_signature__",  # what its values say, not what they do
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),
         "__non_callable_proto_members__",
@@ -61,9 +59,8 @@ def declared_values(kind: type) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(kind):
             yield f"field {field.name}", [field.init, field.repr, field.compare, field.hash, field.kw_only]
             for part in ("default", "default_factory"):
-                if (
-                    type(getattr(field, part)).__name__ != "_MISSING_TYPE"
-                ):  # a class that came by value has one of its own
+                # by name: a class that came by value has one of its own
+                if type(getattr(field, part)).__name__ != "_MISSING_TYPE":
                     yield f"field {field.name} {part}", getattr(field, part)
 
 

@@ -9,43 +9,23 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import os
 import re
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-
-def _ops(*names: str) -> frozenset[int]:
-    return frozenset(dis.opmap[n] for n in names if n in dis.opmap)  # no version of Python has all of them
-
-
-_EXTENDED = dis.opmap["EXTENDED_ARG"]
-_NOTHING = _ops("CACHE", "NOP", "PRECALL", "RESUME", "NOT_TAKEN")
-_NULL, _COPY = dis.opmap["PUSH_NULL"], dis.opmap["COPY"]
-_ATTRIBUTES = _ops("LOAD_ATTR", "LOAD_METHOD")
-_METHODS = _ops("LOAD_METHOD")
-_GLOBALS = _ops("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-_CELLS = _ops("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_FASTS = frozenset(op for op, n in enumerate(dis.opname) if n.startswith("LOAD_FAST") and n.count("FAST") == 1)
-_PAIRS = frozenset(op for op, n in enumerate(dis.opname) if n.count("LOAD_FAST") == 2)  # two variables in one go
-_STORE_AND_LOAD = _ops("STORE_FAST_LOAD_FAST")
-_STORES = _ops("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
-_STORE_NAME = dis.opmap["STORE_NAME"]
-_CALL, _CALL_KW = dis.opmap["CALL"], dis.opmap.get("CALL_KW", -1)
-_KW_NAMES = dis.opmap.get("KW_NAMES", -1)
-_MOVES = _ops("SWAP", "POP_TOP")
-_IMPORT_NAME, _IMPORT_FROM = dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]
-_CONST, _CONTAINS = dis.opmap["LOAD_CONST"], dis.opmap["CONTAINS_OP"]
-_SUBSCRIPTS = _ops("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR", "COPY")
-_BINARY_OP, _SUBSCRIPT = dis.opmap["BINARY_OP"], 26  # from 3.14 on `a[b]` is one of its kinds
-_MATCH_MAPPING, _MATCH_KEYS = dis.opmap["MATCH_MAPPING"], dis.opmap["MATCH_KEYS"]
-_REST_OF_MATCH = dis.opmap["DICT_UPDATE"]
-_TESTS = frozenset(op for op, n in enumerate(dis.opname) if n.startswith("POP_JUMP")) | _ops("TO_BOOL")
-_SMALL_INT = _ops("LOAD_SMALL_INT")
-_SHIFTED = _ops("LOAD_GLOBAL")  # the low bit means: push a NULL, too
-_ATTRIBUTE_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the low bit means: a method call
+_NOTHING = ("EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "NOT_TAKEN")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_FASTS = frozenset(name for name in dis.opname if name.startswith("LOAD_FAST") and name.count("FAST") == 1)
+_PAIRS = frozenset(name for name in dis.opname if name.count("LOAD_FAST") == 2)  # two variables in one go
+_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+_MOVES = ("SWAP", "POP_TOP")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR", "COPY")
+_SUBSCRIPT = 26  # from 3.14 on `a[b]` is a BINARY_OP
 _ROUNDS = 4  # a name for a name for a name
 
 
@@ -101,7 +81,7 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 def stores_of(code: types.CodeType) -> frozenset[str]:
     """The names that the code of a module binds."""
-    return frozenset(code.co_names[arg] for op, arg in instructions(code) if op == _STORE_NAME)
+    return frozenset(step.argval for step in _instructions(code) if step.opname == "STORE_NAME")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -132,7 +112,7 @@ class _Scope:
     code: types.CodeType
     free: frozenset[str]
     bound: dict[str, tuple[Read, ...]]
-    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[dis.Instruction] = field(default_factory=list)
 
     def reads(self) -> Iterator[Read]:
         self.steps = list(_instructions(self.code))
@@ -161,28 +141,28 @@ class _Scope:
 
     def _own_reads(self) -> Iterator[tuple[str, Read]]:
         """(the local name that it is bound to or "", read) pairs."""
-        for position, (op, arg, index) in enumerate(self.steps):
-            if op == _IMPORT_NAME:
-                yield "", Read("import", self._module(position), line=self._line(index))
-            elif op in _PAIRS:
-                first, second = _pair(self.code, arg)
+        for position, step in enumerate(self.steps):
+            if step.opname == "IMPORT_NAME":
+                yield "", Read("import", self._module(position), line=_line(step))
+            elif step.opname in _PAIRS:
+                first, second = step.argval
                 for root in self._fast(first):
                     yield "", root
                 for root in self._fast(second):
                     yield from self._followed(root, position)
             else:
-                for root in self._roots(op, arg):
+                for root in self._roots(step):
                     yield from self._followed(root, position)
 
     def _followed(self, root: Read, begin: int) -> Iterator[tuple[str, Read]]:
         """A root with the attributes that are read of it, each time that it is bound or used."""
         position = begin + 1
-        root = replace(root, key="", is_bound=False, line=self._line(self.steps[begin][2]))
+        root = replace(root, key="", is_bound=False, line=_line(self.steps[begin]))
         while True:
             if self._op(position) in _ATTRIBUTES:
-                root = replace(root, path=(*root.path, self._attribute(position)))
+                root = replace(root, path=(*root.path, self.steps[position].argval))
                 position += 1
-            elif self._op(position) == _COPY and self._own_local(position + 1):
+            elif self._op(position) == "COPY" and self._own_local(position + 1):
                 yield self._own_local(position + 1), replace(root, is_bound=True)
                 position += 2
             else:
@@ -190,21 +170,19 @@ class _Scope:
         if name := self._own_local(position):
             yield name, replace(root, is_bound=True)
             return
-        is_tested = self._op(position) in _TESTS
+        is_tested = self._op(position).startswith(("POP_JUMP", "TO_BOOL"))
         for key in self._keys(begin, position):
             yield "", replace(root, key=key, is_tested=is_tested)
 
-    def _roots(self, op: int, arg: int) -> tuple[Read, ...]:
-        code = self.code
+    def _roots(self, step: dis.Instruction) -> tuple[Read, ...]:
+        op, name = step.opname, step.argval
         if op in _GLOBALS:
-            name = code.co_names[arg >> 1 if op in _SHIFTED else arg]
             return self.bound.get(name) or (Read("global", name),)
         if op in _CELLS:
-            name = _variable(code, arg)
             return (Read("closure", name),) if name in self.free else self.bound.get(name, ())
         if op in _FASTS:
-            return self._fast(_variable(code, arg))
-        return self._fast(_pair(code, arg)[1]) if op in _STORE_AND_LOAD else ()
+            return self._fast(name)
+        return self._fast(name[1]) if op == "STORE_FAST_LOAD_FAST" else ()
 
     def _fast(self, name: str) -> tuple[Read, ...]:
         """None for a cell that an inner function needs: from 3.13 on it is loaded like a local variable, which is no read."""
@@ -220,61 +198,50 @@ class _Scope:
 
     def _imports(self) -> Iterator[tuple[str, Read]]:
         """The local names that import statements bind."""
-        for position, (op, _, _) in enumerate(self.steps):
-            if op != _IMPORT_NAME:
+        for position, step in enumerate(self.steps):
+            if step.opname != "IMPORT_NAME":
                 continue
             module, after = self._module(position), position + 1
             if self._op(after) in _STORES:  # import a.b: binds a
                 yield self._stored(after), Read("imported", module.partition(".")[0] if module[0] != "." else module)
             chosen = Read("imported", module)
-            explicit = self.code.co_consts[self.steps[position - 1][1]] is not None  # from … import
-            while self._op(after) == _IMPORT_FROM or self._op(after) in _MOVES or self._op(after) in _STORES:
-                if self._op(after) == _IMPORT_FROM and explicit:
-                    chosen = Read("imported", module, (self.code.co_names[self.steps[after][1]],))
+            explicit = self.steps[position - 1].argval is not None  # from … import
+            while self._op(after) == "IMPORT_FROM" or self._op(after) in _MOVES or self._op(after) in _STORES:
+                if self._op(after) == "IMPORT_FROM" and explicit:
+                    chosen = Read("imported", module, (self.steps[after].argval,))
                 elif self._op(after) in _STORES and after > position + 1:
                     yield self._stored(after), chosen
                     if not explicit:
                         break
-                elif self._op(after) not in _MOVES and self._op(after) != _IMPORT_FROM:
+                elif self._op(after) not in _MOVES and self._op(after) != "IMPORT_FROM":
                     break
                 after += 1
 
     def _module(self, position: int) -> str:
-        op, arg, _ = self.steps[position - 2]
-        level = arg if op in _SMALL_INT else self.code.co_consts[arg]
-        return "." * int(level) + self.code.co_names[self.steps[position][1]]
+        return "." * int(self.steps[position - 2].argval) + str(self.steps[position].argval)
 
     def _stored(self, position: int) -> str:
-        op, arg, _ = self.steps[position]
-        if dis.opname[op] == "STORE_NAME":
-            return self.code.co_names[arg]
-        return _pair(self.code, arg)[0] if dis.opname[op].count("FAST") == 2 else _variable(self.code, arg)
+        name = self.steps[position].argval
+        return str(name[0] if isinstance(name, tuple) else name)
 
-    def _op(self, position: int) -> int:
-        return self.steps[position][0] if 0 <= position < len(self.steps) else -1
-
-    def _attribute(self, position: int) -> str:
-        op, arg, _ = self.steps[position]
-        return self.code.co_names[arg >> _ATTRIBUTE_SHIFT if dis.opname[op] == "LOAD_ATTR" else arg]
-
-    def _line(self, index: int) -> int:
-        return next((line or 0 for start, end, line in self.code.co_lines() if start <= index < end), 0)
+    def _op(self, position: int) -> str:
+        return self.steps[position].opname if 0 <= position < len(self.steps) else ""
 
     def _keys(self, begin: int, end: int) -> list[str]:
         """The constants of ``root["X"]``, ``root("X")``, ``root(key="X")``, ``"X" in root`` and ``match root``; else [""]."""
-        if self._op(end) == _CONTAINS:
+        if self._op(end) == "CONTAINS_OP":
             return [self._text(begin - 1)]
-        if self._op(end) == _MATCH_MAPPING or self._op(end + 1) == _MATCH_MAPPING:
+        if self._op(end) == "MATCH_MAPPING" or self._op(end + 1) == "MATCH_MAPPING":
             return self._matched()
-        end += self._op(end) == _NULL
-        after = self.steps[end + 1][:2] if end + 1 < len(self.steps) else (-1, 0)
-        if self._text(end) and (after[0] in _SUBSCRIPTS or after == (_BINARY_OP, _SUBSCRIPT)):
+        end += self._op(end) == "PUSH_NULL"
+        is_subscript = self._op(end + 1) == "BINARY_OP" and self.steps[end + 1].arg == _SUBSCRIPT
+        if self._text(end) and (is_subscript or self._op(end + 1) in _SUBSCRIPTS):
             return [self._text(end)]
         return [self._argument(end)]
 
     def _text(self, position: int) -> str:
         """The text of a constant that is loaded, or ""."""
-        constant = self.code.co_consts[self.steps[position][1]] if self._op(position) == _CONST else None
+        constant = self.steps[position].argval if self._op(position) == "LOAD_CONST" else None
         return os.fsdecode(constant) if isinstance(constant, (str, bytes)) else ""
 
     def _argument(self, begin: int) -> str:
@@ -285,18 +252,18 @@ class _Scope:
         stack: list[str] = []
         names: tuple[str, ...] = ()
         for position in range(begin, len(self.steps)):
-            op, arg, _ = self.steps[position]
-            if op == _KW_NAMES:
-                names = self.code.co_consts[arg]
-            elif op == _CALL_KW and len(stack) == arg + 1:
-                names, called = self.code.co_consts[self.steps[position - 1][1]], stack[:arg]
-                return _chosen(called, names)
-            elif op == _CALL and len(stack) == arg:
+            step = self.steps[position]
+            op, arg = step.opname, step.arg or 0
+            if op == "KW_NAMES":
+                names = self.code.co_consts[arg]  # not decoded by every version
+            elif op == "CALL_KW" and len(stack) == arg + 1:
+                return _chosen(stack[:arg], self.steps[position - 1].argval)
+            elif op == "CALL" and len(stack) == arg:
                 return _chosen(stack, names)
             else:
-                names = () if op == _CALL else names
-                effect = -1 - arg if op == _CALL else dis.stack_effect(op, arg if op >= dis.HAVE_ARGUMENT else None)
-                if len(stack) + effect < 0 or op in dis.hasjrel or op in dis.hasjabs:
+                names = () if op == "CALL" else names
+                effect = -1 - arg if op == "CALL" else dis.stack_effect(step.opcode, step.arg)
+                if len(stack) + effect < 0 or step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
                     break
                 del stack[len(stack) + min(effect, 0) :]
                 stack += [""] * max(effect, 0)
@@ -307,12 +274,11 @@ class _Scope:
     def _matched(self) -> list[str]:
         """The keys of all mapping patterns in this code; [""] if one of them takes the rest of the mapping, too."""
         found: list[str] = []
-        for position, (op, _, _) in enumerate(self.steps):
-            if op == _REST_OF_MATCH:
+        for before, step in itertools.pairwise(self.steps):
+            if step.opname == "DICT_UPDATE":  # the rest of the mapping
                 return [""]
-            if op == _MATCH_KEYS:
-                before, arg, _ = self.steps[position - 1]
-                found += self.code.co_consts[arg] if before == _CONST else [""]
+            if step.opname == "MATCH_KEYS":
+                found += before.argval if before.opname == "LOAD_CONST" else [""]
         return found or [""]
 
 
@@ -329,41 +295,10 @@ def _chosen(arguments: list[str], names: tuple[str, ...]) -> str:
     return by_name.get("key") or by_name.get("name") or (arguments[0] if len(arguments) > len(names) else "")
 
 
-def _instructions(code: types.CodeType) -> Iterator[tuple[int, int, int]]:
-    """(operation, argument, offset) triples, without no-ops and prefixes. `dis` does the same ten times slower."""
-    raw, extended = code.co_code, 0
-    for position in range(0, len(raw), 2):
-        op, arg = raw[position], raw[position + 1] | extended
-        extended = 0
-        if op == _EXTENDED:
-            extended = arg << 8
-        elif op not in _NOTHING:
-            yield op, arg, position
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Without no-ops and prefixes."""
+    return (step for step in dis.get_instructions(code) if step.opname not in _NOTHING)
 
 
-def instructions(code: types.CodeType) -> Iterator[tuple[int, int]]:
-    return ((op, arg) for op, arg, _ in _instructions(code) if op != _NULL)
-
-
-def global_name(code: types.CodeType, op: int, arg: int) -> str:
-    """The global that an instruction loads, or ""."""
-    return code.co_names[arg >> 1 if op in _SHIFTED else arg] if op in _GLOBALS else ""
-
-
-def is_method_load(op: int, arg: int) -> bool:
-    """True if an instruction loads an attribute to call it as a method."""
-    return op in _METHODS or (op in _ATTRIBUTES and _ATTRIBUTE_SHIFT == 1 and bool(arg & 1))
-
-
-def _variable(code: types.CodeType, arg: int) -> str:
-    return code.co_varnames[arg] if arg < len(code.co_varnames) else _flat_names(code)[arg]
-
-
-def _pair(code: types.CodeType, arg: int) -> tuple[str, str]:
-    return _variable(code, arg >> 4), _variable(code, arg & 15)
-
-
-@functools.lru_cache(maxsize=1024)
-def _flat_names(code: types.CodeType) -> list[str]:
-    cells = [n for n in code.co_cellvars if n not in code.co_varnames]  # an argument that is a cell has one number
-    return [*code.co_varnames, *cells, *code.co_freevars]
+def _line(step: dis.Instruction) -> int:
+    return (step.positions and step.positions.lineno) or 0

@@ -26,23 +26,22 @@ from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.arguments.signature import HeldValues
 from kcoord.keys.cache_key import encode
-from kcoord.keys.function.callables import NO_CODE, is_code, is_method, jit_function, wrapped_by
+from kcoord.keys.function.callables import HOLDERS, NO_CODE, is_code, is_method, jit_function, wrapped_by
 from kcoord.keys.function.files import Files
 from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
 from kcoord.keys.function.reads import Read, imports_of, names_of, reads_of, without_functions, words_of
 from kcoord.keys.function.source import bytecode, place_in, source_of
 from kcoord.keys.function.watch import MISSING, Watch
-from kcoord.keys.packages import Owner, identity_of, is_found, module_of, owner_of, portable_name
+from kcoord.keys.packages import Owner, identity_of, is_found, label_of, module_of, owner_of, portable_name
 
 PARTS = ("code", "globals", "closure", "defaults", "annotations")  # of a content, which are factors
-OR_IGNORE = "or name it in ignore=… if it changes nothing"
+_OR_IGNORE = "or name it in ignore=… if it changes nothing"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _VARIABLE = re.compile(r"\$\{?(\w+)")  # in a text that `os.path.expandvars` reads
 _NOT_READ = frozenset(("update", "__setitem__", "__delitem__"))
 _READ_BY_NAME = frozenset(("get", "pop", "setdefault", "__getitem__", "__contains__"))
 _IMPORTERS = (importlib.import_module, importlib.__import__, builtins.__import__)
 _GETTERS = (os.getenv, os.getenvb, os.path.expandvars)
-_WRAPS = "__wrapped__"
 _TEXTS = frozenset(("globals", "eval", "exec", "get_type_hints"))
 _READ_OF_FUNCTIONS = ("__doc__", "__name__")
 """Attributes of functions that few programs read."""
@@ -126,10 +125,11 @@ class _Walk:
         self._values = HeldValues(self.label, is_code)
 
     def run(self, thing: Any, arguments: Iterable[Any]) -> Content:
-        name = f"{portable_name(module_of(type(thing)))}.{type(thing).__qualname__}"
+        name = label_of(type(thing))
         self._takes_all = not is_code(thing) or isinstance(thing, type)
         try:
-            self.content.function = self.label(thing) if _is_followed(thing) else self._add("globals", name, thing)
+            is_followed = is_code(thing) or isinstance(thing, types.ModuleType)
+            self.content.function = self.label(thing) if is_followed else self._add("globals", name, thing)
             self.content.passed = [self.label(each) for each in arguments]
             while self._queue:  # so a chain of calls may be longer than Python's stack
                 self._queue.popleft()()
@@ -158,14 +158,9 @@ class _Walk:
         if isinstance(thing, (functools.partial, functools.partialmethod)):
             held = {"arguments": thing.args, "keywords": thing.keywords}
             return self._holding(thing, thing.func, held | ({"attributes": own} if (own := vars(thing)) else {}))
-        if isinstance(thing, (staticmethod, classmethod)):
-            return self.label(thing.__func__)
-        if isinstance(thing, property):
-            return " ".join(self.label(f) for f in (thing.fget, thing.fset, thing.fdel) if f is not None)
-        if isinstance(thing, functools.cached_property):
-            return self.label(thing.func)
-        if isinstance(thing, functools.singledispatchmethod):
-            return self.label(thing.dispatcher)
+        if names := next((each for kind, each in HOLDERS.items() if isinstance(thing, kind)), ()):
+            functions = (getattr(thing, name) for name in names)
+            return " ".join(self.label(each) for each in functions if each is not None)
         if isinstance(thing, NO_CODE):
             return self._built_in(thing)
         if (wrapped := wrapped_by(thing)) is not None:
@@ -199,6 +194,13 @@ class _Walk:
         self._alive.append(thing)
         return self._labels[where], True
 
+    def _once(self, thing: Any, name: str, visit: Callable[[str], Any]) -> str:
+        """The label of `thing`, which is visited if it is new."""
+        label, is_new = self._numbered((id(thing),), thing, name)
+        if is_new:
+            self._queue.append(lambda: visit(label))
+        return label
+
     def _home(self, namespace: Mapping[str, Any]) -> str:
         """The name of a module by its namespace: there may be several of one name."""
         name = namespace.get("__name__")
@@ -209,7 +211,7 @@ class _Walk:
     def _undecorated(self, function: Any) -> Any:
         """`function` without kcoord's own decorators, which do not change what it compiles; their declarations are kept."""
         while isinstance(function, types.FunctionType):
-            module, inner = function.__globals__.get("__name__"), function.__dict__.get(_WRAPS)
+            module, inner = function.__globals__.get("__name__"), function.__dict__.get("__wrapped__")
             if inner is None or not isinstance(module, str) or not module.startswith("kcoord."):
                 break
             if (declared := function.__dict__.get("declared")) is not None:
@@ -229,12 +231,8 @@ class _Walk:
     # Code.
 
     def _function(self, function: types.FunctionType, text: tuple[Any, ...] = ()) -> str:
-        label, is_new = self._numbered(
-            (id(function),), function, f"{self._home(function.__globals__)}.{function.__qualname__}"
-        )
-        if is_new:
-            self._queue.append(lambda: self._visit(function, label, text))
-        return label
+        name = f"{self._home(function.__globals__)}.{function.__qualname__}"
+        return self._once(function, name, lambda label: self._visit(function, label, text))
 
     def _visit(self, function: types.FunctionType, label: str, text: tuple[Any, ...]) -> None:
         code = function.__code__
@@ -247,14 +245,10 @@ class _Walk:
                 self._read(read, function, label, cells)
         if "__class__" in cells:  # for ``super()``; not every version of Python reads it in the code
             self._add("closure", f"{label}.__class__", cells["__class__"])
-        if not _TEXTS.isdisjoint(code.co_names):
-            self._texts(function, label, cells)
+        if not _TEXTS.isdisjoint(code.co_names):  # globals of the function whose names occur in its texts
+            for name in sorted(words_of(code) & function.__globals__.keys() - self.ignore):
+                self._read(Read("global", name), function, label, cells)
         self._meet(code)
-
-    def _texts(self, function: types.FunctionType, label: str, cells: dict[str, Any]) -> None:
-        """``globals()["N"]``, ``eval("N + 1")``: globals of the function whose names occur in its texts."""
-        for name in sorted(words_of(function.__code__) & function.__globals__.keys() - self.ignore):
-            self._read(Read("global", name), function, label, cells)
 
     def _meet(self, code: types.CodeType) -> None:
         for name in sorted(names_of(code) - self._names):
@@ -303,7 +297,7 @@ class _Walk:
         if name in self.ignore or isinstance(value, types.GenericAlias):
             return
         if isinstance(value, type):
-            self.content.annotations[label] = ("type", f"{portable_name(module_of(value))}.{value.__qualname__}")
+            self.content.annotations[label] = ("type", label_of(value))
         elif not is_code(value):
             try:
                 self.content.annotations[label] = self._values.describe(value, name)
@@ -341,14 +335,10 @@ class _Walk:
     def _class(self, kind: type) -> str:
         if owner_of(kind) is not Owner.PROJECT:
             return _named(module_of(kind), kind.__qualname__)
-        name = f"{portable_name(module_of(kind))}.{kind.__qualname__}"
-        label, is_new = self._numbered((id(kind),), kind, name)
-        if is_new:
-            self._queue.append(lambda: self._visit_class(kind, label))
-        return label
+        return self._once(kind, label_of(kind), lambda label: self._visit_class(kind, label))
 
     def _visit_class(self, kind: type, label: str) -> None:
-        self.content.watch.lineage(kind)
+        self.content.watch.attribute(kind, "__mro__")
         if self.has_whole_files and is_found(kind):
             self.content.files.add_module(kind.__module__)
         takes_all = self._takes_all or any(map(_calls_back, kind.__mro__))
@@ -363,14 +353,13 @@ class _Walk:
         name = module.__name__
         if owner_of(module) is not Owner.PROJECT:
             return f"{portable_name(name)} ({identity_of(name)}) {getattr(module, '__version__', '')}"
-        space = vars(module)
-        label, is_new = self._numbered((id(module),), module, f"module {self._home(space)}")
-        if is_new:
-            if self.has_whole_files and sys.modules.get(name) is module:
-                self.content.files.add_module(name)
-            self.content.code[label] = "module"
-            self._queue.append(lambda: self._namespace(label, space, names_in_module(module), self._takes_all))
-        return label
+        return self._once(module, f"module {self._home(vars(module))}", lambda label: self._visit_module(module, label))
+
+    def _visit_module(self, module: types.ModuleType, label: str) -> None:
+        if self.has_whole_files and sys.modules.get(module.__name__) is module:
+            self.content.files.add_module(module.__name__)
+        self.content.code[label] = "module"
+        self._namespace(label, vars(module), names_in_module(module), self._takes_all)
 
     def _namespace(self, label: str, space: Mapping[str, Any], names: list[str], takes_all: bool) -> None:
         """The members of a class or a module whose names occur in code, and those that Python calls itself; or all."""
@@ -424,7 +413,7 @@ class _Walk:
             described = self._values.describe(value, name)
             encode(described)
         except KeyFactorError as error:
-            raise KeyFactorError(f"{error}; {OR_IGNORE}") from None
+            raise KeyFactorError(f"{error}; {_OR_IGNORE}") from None
         return described
 
     # Code that is not imported.
@@ -486,7 +475,7 @@ class _Walk:
         found = namespace.get("__builtins__", {})
         space = vars(found) if isinstance(found, types.ModuleType) else found
         if name in space and space is vars(builtins):
-            self.content.watch.builtin(name)
+            self.content.watch.attribute(builtins, name)
         return space.get(name, MISSING)
 
     def _imported(self, read: Read, package: str, label: str) -> None:
@@ -592,7 +581,7 @@ class _Walk:
 
     def _of_class(self, kind: type, attribute: str) -> Any:
         """A plain value that is an attribute of a class; `MISSING` if the whole class has to count: code decides."""
-        self.content.watch.lineage(kind)
+        self.content.watch.attribute(kind, "__mro__")
         if type(kind) is not type and owner_of(type(kind)) is Owner.PROJECT:
             return MISSING
         for base in kind.__mro__:
@@ -638,10 +627,6 @@ def _counts_by_itself(value: Any) -> bool:
         return True
     is_plain = isinstance(value, (types.ModuleType, *_PLAIN)) or value is MISSING
     return is_plain or _reads_environment(value) or _is_in(value, _IMPORTERS)
-
-
-def _is_followed(thing: Any) -> bool:
-    return is_code(thing) or isinstance(thing, types.ModuleType)
 
 
 def _is_in(value: Any, several: tuple[Any, ...]) -> bool:

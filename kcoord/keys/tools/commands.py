@@ -61,14 +61,27 @@ class _File:
     digest: str
     is_timed: bool
 
+    def is_still_there(self) -> bool:
+        try:
+            return stamp_of(os.stat(self.path)) == self.stamp  # noqa: PTH116 - of thousands
+        except OSError:
+            return False
+
+    def is_replaced(self) -> bool:
+        """True if another file of equal content is at its path now."""
+        try:
+            now = _read(self.path)
+            return now.stamp[0] != self.stamp[0] and now.digest == self.digest
+        except (OSError, ValueError):
+            return False
+
 
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
 
     `files` has a digest of each source, and one of the headers of each compile. `tools`: the compilers and what they link, by
-    name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers, each with its digest and
-    stamp.
+    name or path. `is_native`: the output may depend on the processor. `read`: sources and headers.
     """
 
     text: str
@@ -76,9 +89,11 @@ class Inputs:
     tools: tuple[str, ...]
     is_timed: bool
     is_native: bool
-    paths: tuple[str, ...] = field(compare=False)
-    digests: tuple[str, ...] = field(compare=False)
-    stamps: tuple[Stamp, ...] = field(compare=False)
+    read: tuple[_File, ...] = field(compare=False)
+
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.read]
 
     def unchanged(self, copied: Collection[str] = ()) -> bool:
         """False if the build may have read anything else. `copied`: sources of which it read copies with these digests.
@@ -86,10 +101,7 @@ class Inputs:
         A file that was replaced, whole, by equal bytes is as good. One that was written in place is not: for a moment it was
         empty, and a compiler may have read that.
         """
-        return all(
-            path in copied or _has_stamp(path, stamp) or _is_replaced(path, stamp, digest)
-            for path, digest, stamp in zip(self.paths, self.digests, self.stamps, strict=True)
-        )
+        return all(file.path in copied or file.is_still_there() or file.is_replaced() for file in self.read)
 
 
 def inputs_of(
@@ -121,9 +133,7 @@ def inputs_of(
         tuple(dict.fromkeys(_tools(commands, sources, written))),
         any(file.is_timed for file in files.values()) or _TIMED.search(text.encode()) is not None,
         "native" in flags,
-        tuple(files),
-        tuple(file.digest for file in files.values()),
-        tuple(file.stamp for file in files.values()),
+        tuple(files.values()),
     )
 
 
@@ -167,22 +177,6 @@ def _read(path: str) -> _File:
     return _File(path, stamp, hashlib.sha256(content).hexdigest(), bool(_TIMED.search(content)))
 
 
-def _has_stamp(path: str, stamp: Stamp) -> bool:
-    try:
-        return stamp_of(os.stat(path)) == stamp  # noqa: PTH116 - as above
-    except OSError:
-        return False
-
-
-def _is_replaced(path: str, stamp: Stamp, digest: str) -> bool:
-    """True if another file of equal content is at `path` now."""
-    try:
-        inode = os.stat(path).st_ino  # noqa: PTH116 - as above
-        return inode != stamp[0] and _read(path).digest == digest
-    except (OSError, ValueError):
-        return False
-
-
 def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Path, local_dir: Path) -> list[_File]:
     """The headers of one compile, from the machine's cache unless something has changed."""
     compiler = shutil.which(command[0]) or ""
@@ -199,7 +193,7 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
 
     def load(rows: Any) -> list[_File] | None:
         found = [_File(path, (*stamp,), *more) for path, stamp, *more in rows]
-        return found if all(_has_stamp(file.path, file.stamp) for file in found) else None
+        return found if all(file.is_still_there() for file in found) else None
 
     def compute(_: Any) -> tuple[list[_File], Any]:
         begun = time.time_ns()

@@ -60,18 +60,16 @@ def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path) -> str:
 
 
 def tree_factors(trees: Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, str]:
-    """The fingerprint of each tree, by name. Raises as `tree_fingerprint` does."""
-    return by_name((os.fspath(tree), tree_fingerprint(tree, local_dir)) for tree in trees)
+    """The fingerprint of each tree, by its last name, wherever it lies; two of one name are told apart by their order.
 
-
-def by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Fingerprints by the last name of each tree, wherever it lies; two of one name are told apart by their order."""
+    Raises as `tree_fingerprint` does.
+    """
     found: dict[str, str] = {}
-    for tree, fingerprint in trees:
+    for tree in trees:
         name = Path(tree).name
         while name in found:
             name += "'"
-        found[name] = fingerprint
+        found[name] = tree_fingerprint(tree, local_dir)
     return found
 
 
