@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope, scope_factors
 
 _FORMAT = b"kcoord-key-1"
@@ -201,8 +202,9 @@ def _text(value: Any) -> str:
         return _text_of_str(value)
     try:
         text = str(value) if dataclasses.is_dataclass(value) else repr(value)
-    except ValueError:
-        text = f"a {type(value).__qualname__} of more digits than Python prints"
+    except Exception as error:  # noqa: BLE001 - of the program; or it has more digits than Python prints
+        let_through(error)
+        text = f"a {type(value).__qualname__} that has no text"
     return _shortened(text)
 
 

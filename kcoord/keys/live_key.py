@@ -50,12 +50,12 @@ class Declared:
     ignore_files: tuple[str, ...] = ()
     load: Callable[..., Any] | None = None
 
-    def content_of(self, function: Callable[..., Any], arguments: Collection[Any]) -> Content:
+    def content_of(self, function: Callable[..., Any], arguments: Collection[Any], device_id: int) -> Content:
         """The content of the function and of the code in its `arguments`."""
         files = Files(self.ignore_files)
         files.add_named(self.files, str(Path(inspect.unwrap(function).__code__.co_filename).parent))
         known = frozenset(name for name, said in (("environment", self.variables), ("imports", self.files)) if said)
-        return content_of(function, self.ignore, arguments=arguments, files=files, known=known)
+        return content_of(function, self.ignore, arguments=arguments, files=files, known=known, device_id=device_id)
 
 
 @dataclass
@@ -122,14 +122,14 @@ class LiveKey:
         Raises `KeyFactorError` for what has no identity, and for a `target` that the function could not compile for;
         TypeError if the call does not fit.
         """
-        state = self._state(())
-        values = state.bind(*args, **kwargs)
         device = current_device() if target is None else self._pretended(target)
+        state = self._state((), device.device_id)
+        values = state.bind(*args, **kwargs)
         passed: list[Any] = []
         self._passed.things = passed
         arguments = self._arguments.token(values, device.device_id)
         if passed:
-            state = self._state(tuple(passed))
+            state = self._state(tuple(passed), device.device_id)
         surroundings = self._surroundings(state)
         token = (arguments, surroundings, device)
         key = state.keys.get(token)
@@ -171,7 +171,7 @@ class LiveKey:
         before = call.state
         if before.unchanged() and self._surroundings(before) == call.surroundings:
             return
-        now = self._find(before.passed)
+        now = self._find(before.passed, call.device.device_id)
         changes = [str(d) for n, f in now.facts.items() for d in differences("", (before.facts.get(n, f),), (f,))]
         unimported = before.content.files.unimported
         changes += [f"{file}, which was imported" for file in changed_files(unimported)]
@@ -183,14 +183,14 @@ class LiveKey:
             files = replace(before.content.files, unimported={path: unimported[path] for path in still})
             self._as_before[_digest(now.found)] = replace(before.content, files=files)
             self._compiled = now.facts | self._compiled
-            self._find(before.passed)
+            self._find(before.passed, call.device.device_id)
 
-    def _state(self, passed: tuple[Any, ...]) -> _State:
-        state = self._states.get(_ids(passed))
-        return self._find(passed) if state is None or not state.unchanged() else state
+    def _state(self, passed: tuple[Any, ...], device_id: int) -> _State:
+        state = self._states.get((device_id, *map(id, passed)))  # a state keeps them alive
+        return self._find(passed, device_id) if state is None or not state.unchanged() else state
 
-    def _find(self, passed: tuple[Any, ...]) -> _State:
-        own, found = self._declared, self._declared.content_of(self._function, passed)
+    def _find(self, passed: tuple[Any, ...], device_id: int) -> _State:
+        own, found = self._declared, self._declared.content_of(self._function, passed, device_id)
         content = self._as_before.get(_digest(found), found) if self._as_before else found
         declared = [own, *content.nested]
         variables = TOOLCHAIN_VARIABLES.keys() | content.variables | {n for each in declared for n in each.variables}
@@ -206,7 +206,7 @@ class LiveKey:
         )
         if len(self._states) >= _MOST_STATES:
             self._states = {}
-        self._states[_ids(passed)] = state
+        self._states[device_id, *map(id, passed)] = state
         return state
 
     def _surroundings(self, state: _State) -> Any:
@@ -248,10 +248,6 @@ def _factors(content: Content) -> tuple[Factor, ...]:
 
 def _digest(content: Content) -> str:
     return CacheKey("python", "content", _factors(content)).digest
-
-
-def _ids(passed: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(map(id, passed))  # a state keeps them alive
 
 
 def _takes_target(function: Callable[..., Any]) -> bool:

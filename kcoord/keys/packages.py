@@ -111,7 +111,7 @@ def _home_of(top: str) -> Path | None:
 def _came_by_value(thing: Any, module: str) -> bool:
     """True if a function or a class has the name of `module`, but is neither in it nor of its file: it is the project's."""
     if isinstance(thing, type):
-        if is_found(thing):
+        if is_found(thing) or not thing.__flags__ & HEAP_TYPE:
             return False
         methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
         methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
@@ -130,8 +130,8 @@ def _came_by_value(thing: Any, module: str) -> bool:
     return file is not None and _is_file(file) and is_project_file(file)
 
 
-def is_found(kind: type) -> bool:
-    """True if a class is in its module, under its name: else it is local to a function, or came by value."""
+def is_found(kind: Any) -> bool:
+    """True if a class or a function is in its module, under its name: else it is local to a function, or came by value."""
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
@@ -150,6 +150,8 @@ def portable_name(module: str) -> str:
     A child that `multiprocessing` spawns has the script under a third name. Inductor names a module by the hash of its file,
     which contains the index of a GPU.
     """
+    if module == "pathlib._local":  # of Python 3.13
+        return "pathlib"
     if module not in _MAINS:
         return _GENERATED if module.startswith(f"{_GENERATED}.") else module
     main = sys.modules.get("__main__")

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 from kcoord.errors import KeyFactorError
 from kcoord.keys.packages import HEAP_TYPE, portable_name
 
+_DEEPEST, _MOST_VALUES = 32, 100_000
+
 Token = Any
 """Hashable: None, a bool or a str as itself; anything else as a tuple that begins with its type. Valid in this process only."""
 
@@ -153,11 +155,18 @@ class SequenceType(Composite):
         return self.kind(value_of(t, device_id) for t in token[1:])
 
 
+def _order(value: Any) -> tuple[str, ...]:
+    """An order of a set's members that does not depend on the process, so that functions in them are numbered alike."""
+    code = getattr(value, "__code__", None) if type(value) is types.FunctionType else None
+    plain = repr(value) if type(value) in (str, int, float, bytes, bool) else f"{code and code.co_firstlineno}"
+    return type(value).__qualname__, getattr(type(value), "__module__", ""), getattr(code, "co_qualname", ""), plain
+
+
 class SetType(ArgumentType):
     """A set, without order. Members with equal tokens are counted: two tensors of one shape are two."""
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return self._of(inner_tokens(value, describer, depth, lambda _: "{…}"))
+        return self._of(inner_tokens(sorted(value, key=_order), describer, depth, lambda _: "{…}"))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return self.kind(value_of(t, device_id) for t, count in token[1] for _ in range(count))
@@ -174,6 +183,8 @@ class MappingType(Composite):
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
         entries = list(value.items())
+        if type(value) is dict and describer.functions is not None and all(type(key) is str for key, _ in entries):
+            entries.sort(key=lambda entry: entry[0])  # functions of one name are numbered as they are met
 
         def step(n: int) -> str:
             key = entries[n // 2][0]
@@ -183,7 +194,8 @@ class MappingType(Composite):
 
     def canonical(self, token: Token, device_id: int) -> Any:
         values = [value_of(t, device_id) for t in token[1:]]
-        return dict(zip(values[::2], values[1::2], strict=True))
+        entries = dict(zip(values[::2], values[1::2], strict=True))
+        return entries if self.kind is dict else Described(self.name, {"entries": entries})
 
 
 class OrderedMapping(MappingType):
@@ -230,13 +242,22 @@ def _class_tokens(argument_type: Any, describer: Describer, depth: int) -> list[
 
 
 class _Inside(threading.local):
-    """Ids of the objects that the current thread describes."""
+    """Ids of the objects that the current thread describes, and the number of values in the outermost one."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
+        self.count = 0
 
 
 _inside = _Inside()
+
+
+def count(depth: int) -> None:
+    """Count a value at `depth` in the one that the current thread describes. Raises `NoIdentity` if these are too many."""
+    _inside.count = _inside.count + 1 if depth > 0 else 0
+    if depth >= _DEEPEST or _inside.count > _MOST_VALUES:
+        what = "nested too deeply, or refers to itself" if depth >= _DEEPEST else f"of more than {_MOST_VALUES} values"
+        raise NoIdentity(f"it is {what}: give its class a __cache_signature__(), or pass the plain values that matter")
 
 
 class _Again(ArgumentType):

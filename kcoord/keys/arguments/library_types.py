@@ -195,8 +195,32 @@ def _parameters(signature: Any) -> list[Any]:
     return [(each.name, int(each.kind), each.default) for each in signature.parameters.values()]
 
 
+def _repr(kind: type) -> Fields:
+    return described(kind, repr, "text")
+
+
+_BY_REPR = (
+    *("builtins.slice", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal"),
+    *("fractions.Fraction", "uuid.UUID", "operator.itemgetter"),
+    *(
+        "builtins.ellipsis",
+        "types.GenericAlias",
+        "types.UnionType",
+        "typing.NewType",
+        "typing.ParamSpec",
+        "typing.TypeVar",
+    ),
+    *("typing._Final", "numpy.ufunc"),
+)
+"""Types of Python's library whose text tells all of a value."""
+
 LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
     **{name: lambda kind: Fields(kind, ()) for name in ("_thread.lock", "_thread.RLock", "threading.Condition")},
+    **dict.fromkeys(_BY_REPR, _repr),
+    "builtins.bytearray": lambda kind: described(kind, bytes, "content"),
+    "builtins.object": lambda kind: Fields(kind, ()) if kind is object else None,
+    "collections.ChainMap": lambda kind: Fields(kind, ("maps",)),
+    "string.Template": lambda kind: Fields(kind, ("template",)),
     "builtins.range": lambda kind: Fields(kind, ("start", "stop", "step")),
     "collections.OrderedDict": OrderedMapping,
     "collections.defaultdict": OrderedMapping,

@@ -17,12 +17,12 @@ from pathlib import PurePath
 from typing import Any
 
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.arguments import argument_types, library_types
 from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, value_of
 from kcoord.keys.cache_key import qualified
 from kcoord.keys.packages import Owner, owner_of
 
-_DEEPEST = 32
 _MOST_TYPES = 4096  # a program that makes classes without end must not fill the memory
 
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
@@ -93,7 +93,11 @@ class Arguments:
                 else:
                     argument_type = known.get(kind) or _type_of(kind)
                     found.append(argument_type.token(value, self, 0))
-        except NoIdentity as error:
+        except Exception as error:  # also of the program: a proxy, a __cache_signature__
+            let_through(error)
+            if not isinstance(error, NoIdentity):
+                name = self._names[len(found) - 1]
+                raise KeyFactorError(f"arguments.{name}: {type(error).__name__} while it was read: {error}") from error
             where = f"arguments.{self._names[len(found) - 1]}{error.where}"
             raise KeyFactorError(f"{where}: {error.why}") from error.__cause__
         for n in self._dynamic:
@@ -112,8 +116,7 @@ class Arguments:
             return value
         if kind is int or kind is bytes:
             return (kind, value)
-        if depth >= _DEEPEST:
-            raise NoIdentity("it is nested too deeply, or refers to itself")
+        argument_types.count(depth)
         argument_type = _types.get(kind) or _type_of(kind)
         return argument_type.token(value, self, depth + 1)
 
@@ -124,14 +127,14 @@ class HeldValues(Arguments):
     ``functions(f)`` returns the identity of a function, a class or a module; ``is_code(value)`` is true for what else has one.
     """
 
-    def __init__(self, functions: Callable[[Any], Any], is_code: Callable[[Any], bool]) -> None:
+    def __init__(self, functions: Callable[[Any], Any], is_code: Callable[[Any], bool], device_id: int = 0) -> None:
         super().__init__((), functions=functions)
-        self._is_code = is_code
+        self._is_code, self._device_id = is_code, device_id
 
     def describe(self, value: Any, name: str) -> Any:
         """`value` as `kcoord.keys.cache_key.encode` takes it. Raises `KeyFactorError`, which states `name` and the remedy."""
         try:
-            return value_of(self.inner(value, 0), 0)
+            return value_of(self.inner(value, 0), self._device_id)
         except NoIdentity as error:
             raise KeyFactorError(f"{name}{error.where}: {error.why}") from error.__cause__
 
@@ -140,7 +143,8 @@ class HeldValues(Arguments):
         argument_type = _types.get(kind) or (None if kind in _NATIVE else self._type_of(value))
         if isinstance(argument_type, library_types.Tensor):
             return library_types.content_type(argument_type).token(value, self, depth)
-        if isinstance(argument_type, argument_types.Code) and depth < _DEEPEST:
+        if isinstance(argument_type, argument_types.Code):
+            argument_types.count(depth)
             return argument_type.token(value, self, depth + 1)
         return super().inner(value, depth)
 
@@ -171,6 +175,12 @@ def _described(kind: type) -> ArgumentType | None:
             name = "__cache_signature__"
             return argument_types.described(kind, methodcaller(name), name, _is_project(kind))
         if qualified(base) in library_types.LIBRARY_TYPES:
+            if (
+                base is not kind
+                and _is_project(kind)
+                and base.__module__.partition(".")[0] not in ("torch", "numpy", "triton")
+            ):
+                return None  # it may hold more
             return library_types.LIBRARY_TYPES[qualified(base)](kind)
         if base is type:
             return argument_types.Code(kind)
@@ -207,7 +217,10 @@ def _is_project(kind: type) -> bool:
 
 def _refusal(kind: type) -> str:
     if issubclass(kind, PurePath):
-        return "a path says nothing of its file: pass the file's content (path.read_bytes()), or its text (str(path))"
+        return (
+            "a path says nothing of its file: declare the files that are read with trees=[…] and name the path in ignore=[…]; "
+            "as an argument pass the content (path.read_bytes())"
+        )
     name = qualified(kind)
     return (
         f"a value of type {name} has no identity that is stable across processes: give its class a __cache_signature__() "

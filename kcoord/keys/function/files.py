@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
@@ -72,9 +73,9 @@ class Files:
     _modules: dict[str, _Module | None] = field(default_factory=dict)
     _to_read: list[tuple[Source, str, bool]] = field(default_factory=list)
 
-    def holds(self, function: types.FunctionType) -> str | None:
-        """The name of the project's file that a function is of, which is added; None if it has none, or if the file's text is not
-        what runs: then it is `edited`.
+    def place_of(self, function: types.FunctionType) -> dict[str, Any] | None:
+        """The place of a function in the project's files, to which its file is added; None if it has none, or if the file's text
+        is not what runs: then it is `edited`.
         """
         path, namespace = function.__code__.co_filename, function.__globals__
         source = source_at(path) if path.startswith("/") and is_project_file(path) else None
@@ -87,7 +88,7 @@ class Files:
         self._add(source, portable_name(name), str(namespace.get("__package__") or ""), True)
         self._read_all()
         self._own[self._names[path]] = source
-        return self._names[path]
+        return {"file": self._names[path]} | source.place_of(function.__code__)
 
     def add_module(self, name: str) -> bool:
         """Add the file of a module, and those of the packages around it; False if it is not the project's."""
@@ -248,10 +249,12 @@ def is_what_runs(source: Source, module: types.ModuleType) -> bool:
 
 
 def _codes_of(module: types.ModuleType, path: str) -> Iterable[types.CodeType]:
-    classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    values = list(vars(module).values())  # a proxy may raise if it is asked for anything
+    classes = [each for each in values if issubclass(type(each), type) and each.__module__ == module.__name__]
     for space in (vars(module), *map(vars, classes)):
         for value in space.values():
-            code = getattr(getattr(value, "__func__", value), "__code__", None)
+            function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+            code = getattr(function, "__code__", None) if type(function) is types.FunctionType else None
             if isinstance(code, types.CodeType) and code.co_filename == path:
                 yield code
 

@@ -19,7 +19,8 @@ _OF_CLASSES = frozenset(
         "__cache_signature__",  # what its values say, not what they do
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),
-        "__non_callable_proto_members__",
+        *("__non_callable_proto_members__", "__callable_proto_members_only__", "__orig_bases__", "__parameters__"),
+        *("__readonly_keys__", "__mutable_keys__", "__attrs_attrs__"),
     )
 )
 _OF_MODULES = frozenset(

@@ -20,13 +20,14 @@ _NOTHING = ("EXTENDED_ARG", "NOP", "PRECALL", "RESUME", "NOT_TAKEN")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_FASTS = frozenset(name for name in dis.opname if name.startswith("LOAD_FAST") and name.count("FAST") == 1)
+_FASTS = frozenset(
+    name for name in dis.opname if name.startswith("LOAD_FAST") and "CLEAR" not in name and name.count("FAST") == 1
+)
 _PAIRS = frozenset(name for name in dis.opname if name.count("LOAD_FAST") == 2)  # two variables in one go
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _MOVES = ("SWAP", "POP_TOP")
-_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR", "COPY")
-_SUBSCRIPT = 26  # from 3.14 on `a[b]` is a BINARY_OP
-_ROUNDS = 4  # a name for a name for a name
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+_SUBSCRIPTED = (("BINARY_OP", 26), ("COPY", 2))  # from 3.14 on `a[b]` is a BINARY_OP; of `a[b] += c` both are copied
 
 
 @dataclass(frozen=True, order=True)
@@ -119,7 +120,7 @@ class _Scope:
         imported = self.imports()
         outer = self.bound
         self.bound = {**outer, **imported}
-        for _ in range(_ROUNDS):
+        while True:  # a name for a name for a name
             found = list(self._own_reads())
             names = {name: tuple(dict.fromkeys(reads)) for name, reads in _by_name(found).items()}
             bound = {**outer, **{name: (*imported.get(name, ()), *names.get(name, ())) for name in {*imported, *names}}}
@@ -230,11 +231,14 @@ class _Scope:
     def _keys(self, begin: int, end: int) -> list[str]:
         """The constants of ``root["X"]``, ``root("X")``, ``root(key="X")``, ``"X" in root`` and ``match root``; else [""]."""
         if self._op(end) == "CONTAINS_OP":
-            return [self._text(begin - 1)]
+            is_whole = begin < 2 or not self._op(begin - 2).startswith(
+                ("POP_", "JUMP")
+            )  # and no branch of an expression
+            return [self._text(begin - 1) if is_whole else ""]
         if self._op(end) == "MATCH_MAPPING" or self._op(end + 1) == "MATCH_MAPPING":
             return self._matched()
         end += self._op(end) == "PUSH_NULL"
-        is_subscript = self._op(end + 1) == "BINARY_OP" and self.steps[end + 1].arg == _SUBSCRIPT
+        is_subscript = (self._op(end + 1), self.steps[end + 1].arg if self._op(end + 1) else 0) in _SUBSCRIPTED
         if self._text(end) and (is_subscript or self._op(end + 1) in _SUBSCRIPTS):
             return [self._text(end)]
         return [self._argument(end)]

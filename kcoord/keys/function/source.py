@@ -55,6 +55,12 @@ class Source:
         """True if the text compiles to `code`, at the same place."""
         return any(code == each for each in self._by_place.get((code.co_qualname, code.co_firstlineno), ()))
 
+    def place_of(self, code: types.CodeType) -> dict[str, int]:
+        """The place of a function that the file `holds`: its first line, and its number among those that begin there."""
+        there = self._by_place[code.co_qualname, code.co_firstlineno]
+        number = next(n for n, each in enumerate(there) if each == code)
+        return {"first line": code.co_firstlineno} | ({"number": number} if number else {})
+
     @cached_property
     def codes(self) -> tuple[types.CodeType, ...]:
         """All code of the file, that of the module first; none if it does not compile."""
@@ -75,7 +81,7 @@ class Source:
     @cached_property
     def imports(self) -> tuple[Import, ...]:
         """All that looks like an import statement, anywhere in the text: also in branches and functions, and in prose."""
-        text = self.text.replace("\\\n", " ")
+        text = re.sub(r"\\\r?\n", " ", self.text)
         found: dict[Import, None] = {}
         for match in _IMPORT.finditer(text):
             module, dunder, names = match.groups()
@@ -131,11 +137,6 @@ def source_of(code: types.CodeType) -> tuple[Any, ...]:
     source = source_at(code.co_filename)
     text = source.text_of(code) if source is not None and source.holds(code) else None
     return bytecode(code) if text is None else ("source", text)
-
-
-def place_in(code: types.CodeType) -> dict[str, int]:
-    """The place of a function in its file: its first line; of a lambda the place of its body, too."""
-    return {"first line": code.co_firstlineno} | (_body_of(code) if code.co_name == "<lambda>" else {})
 
 
 def _body_of(code: types.CodeType) -> dict[str, int]:

@@ -24,13 +24,14 @@ from typing import Any
 
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
+from kcoord.keys.arguments.argument_types import own_attributes
 from kcoord.keys.arguments.signature import HeldValues
 from kcoord.keys.cache_key import encode
 from kcoord.keys.function.callables import HOLDERS, NO_CODE, is_code, is_method, jit_function, wrapped_by
 from kcoord.keys.function.files import Files
 from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
 from kcoord.keys.function.reads import Read, imports_of, names_of, reads_of, without_functions, words_of
-from kcoord.keys.function.source import bytecode, place_in, source_of
+from kcoord.keys.function.source import bytecode, source_of
 from kcoord.keys.function.watch import MISSING, Watch
 from kcoord.keys.packages import Owner, identity_of, is_found, label_of, module_of, owner_of, portable_name
 
@@ -43,6 +44,8 @@ _READ_BY_NAME = frozenset(("get", "pop", "setdefault", "__getitem__", "__contain
 _IMPORTERS = (importlib.import_module, importlib.__import__, builtins.__import__)
 _GETTERS = (os.getenv, os.getenvb, os.path.expandvars)
 _TEXTS = frozenset(("globals", "eval", "exec", "get_type_hints"))
+_EVALUATED = frozenset(("eval", "exec", "locals", "vars"))
+_OF_WRAPPERS = frozenset((*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"))
 _READ_OF_FUNCTIONS = ("__doc__", "__name__")
 """Attributes of functions that few programs read."""
 
@@ -88,18 +91,19 @@ def content_of(
     arguments: Iterable[Any] = (),
     files: Files | None = None,
     known: frozenset[str] = frozenset(),
+    device_id: int = 0,
 ) -> Content:
     """The content of a function, or of another value that code holds, with the functions in it and the code of its class.
 
     `arguments` are functions, classes and modules that are passed to it. With `files` a function's whole file counts, else its
     text. `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects installed modules that do
     not count, and `keep` attributes of these that do. `known`: the author has declared the ``environment`` or the ``imports``: a
-    use that is not understood is no error.
+    use that is not understood is no error. `device_id` is the ordinal of the current device: every rank has its own.
 
     Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     content = Content() if files is None else Content(files=files)
-    return _Walk(content, ignore, skip, keep, files is not None, known).run(thing, arguments)
+    return _Walk(content, ignore, skip, keep, files is not None, known, device_id).run(thing, arguments)
 
 
 @dataclass
@@ -110,6 +114,7 @@ class _Walk:
     keep: Callable[[types.ModuleType, str, Any], bool]
     has_whole_files: bool
     known: frozenset[str]
+    device_id: int
     _queue: deque[Callable[[], Any]] = field(default_factory=deque)
     _labels: dict[tuple[Any, ...], str] = field(default_factory=dict)
     _numbers: Counter[str] = field(default_factory=Counter)
@@ -119,10 +124,11 @@ class _Walk:
     _members: defaultdict[str, list[Callable[[], Any]]] = field(default_factory=lambda: defaultdict(list))
     _spaces: dict[type, Mapping[str, Any]] = field(default_factory=dict)
     _is_over: bool = False
+    _evaluates: bool = False  # the function that is visited: a text may name its local variables
     _takes_all: bool = False  # members, also those whose names were not met: a value's reader is not known
 
     def __post_init__(self) -> None:
-        self._values = HeldValues(self.label, is_code)
+        self._values = HeldValues(self.label, is_code, self.device_id)
 
     def run(self, thing: Any, arguments: Iterable[Any]) -> Content:
         name = label_of(type(thing))
@@ -136,6 +142,11 @@ class _Walk:
                 self._unimported()
         except RecursionError:
             raise KeyFactorError(f"{name} is wrapped too deeply: name what it reads in ignore=…") from None
+        except KeyFactorError:
+            raise
+        except Exception as error:  # of an object of the program: a proxy, a class whose attributes raise
+            let_through(error)
+            raise KeyFactorError(f"{name}: {type(error).__name__} while it was read: {error}; {_OR_IGNORE}") from error
         self._is_over = True
         return self.content
 
@@ -154,17 +165,21 @@ class _Walk:
         if isinstance(thing, (type, types.ModuleType)):
             return self._class(thing) if isinstance(thing, type) else self._module(thing)
         if isinstance(thing, types.MethodType):
+            if owner_of(thing.__func__) is not Owner.PROJECT and owner_of(type(thing.__self__)) is not Owner.PROJECT:
+                return self._loosely(thing, thing.__func__, {"self": thing.__self__})
             return self._holding(thing, thing.__func__, {"self": thing.__self__})
         if isinstance(thing, (functools.partial, functools.partialmethod)):
             held = {"arguments": thing.args, "keywords": thing.keywords}
             return self._holding(thing, thing.func, held | ({"attributes": own} if (own := vars(thing)) else {}))
         if names := next((each for kind, each in HOLDERS.items() if isinstance(thing, kind)), ()):
-            functions = (getattr(thing, name) for name in names)
-            return " ".join(self.label(each) for each in functions if each is not None)
+            each = ((name, getattr(thing, name)) for name in names)
+            functions = ", ".join(f"{name}={self.label(function)}" for name, function in each if function is not None)
+            return f"{type(thing).__name__}({functions})"
         if isinstance(thing, NO_CODE):
             return self._built_in(thing)
         if (wrapped := wrapped_by(thing)) is not None:
-            return self.label(wrapped)
+            own = {name: each for name, each in own_attributes(thing).items() if name not in _OF_WRAPPERS}
+            return self._loosely(thing, wrapped, own)
         raise KeyFactorError(
             f"a {type(thing).__qualname__} is no Python function, and has no identity: wrap it in one of yours"
         )
@@ -240,6 +255,7 @@ class _Walk:
         self.content.code[label] = self._described(function, text)
         self._parts(function, label)
         cells = dict(closure_of(function))
+        self._evaluates = not _EVALUATED.isdisjoint(code.co_names)
         for read in reads_of(code):
             if read.name not in self.ignore and str(read) not in self.ignore:
                 self._read(read, function, label, cells)
@@ -262,10 +278,8 @@ class _Walk:
     def _described(self, function: types.FunctionType, text: tuple[Any, ...]) -> Any:
         if not self.has_whole_files:
             return text or source_of(function.__code__)
-        name = self.content.files.holds(function)
-        if name is None:
-            return (*bytecode(function.__code__), *text)
-        return {"file": name} | place_in(function.__code__) | ({"text": text} if text else {})
+        place = self.content.files.place_of(function)
+        return (*bytecode(function.__code__), *text) if place is None else place | ({"text": text} if text else {})
 
     def _parts(self, function: types.FunctionType, label: str) -> None:
         """The defaults, the annotations, and the attributes that were put on a function."""
@@ -305,17 +319,35 @@ class _Walk:
                 return
 
     def _installed(self, function: types.FunctionType) -> str:
-        """A function of an installed package counts by name, with the project's code in its closure: it decorates that."""
+        """A function of an installed package counts by name; one that a decorator of a package made, with what it holds."""
         name = _named(module_of(function), function.__qualname__)
-        held = [value for _, value in closure_of(function) if isinstance(value, (types.FunctionType, type))]
-        held = [value for value in held if owner_of(value) is Owner.PROJECT]
-        if not held:
-            return name
-        label, is_new = self._numbered((id(function),), function, name)
+        cells = dict(closure_of(function))
+        return name if not cells or is_found(function) else self._loosely(function, None, cells, name)
+
+    def _loosely(self, thing: Any, function: Any, held: Mapping[str, Any], name: str = "") -> str:
+        """Code of an installed package, with the values that it holds: those without identity by their classes' names."""
+        where = ("loosely", id(function), *map(id, held.values()))
+        name = f"{type(thing).__name__}({name or self.label(function)})"
+        label, is_new = self._numbered(where, (thing, held), name)
         if is_new:
-            self.content.watch.function(function, code=False)
-            self.content.code[label] = ["holds", [self.label(each) for each in held]]
+            self.content.code[label] = label_of(type(thing))
+            for each, value in held.items():
+                try:
+                    self._add("defaults", f"{label} {each}", value)
+                except KeyFactorError:
+                    self.content.defaults[f"{label} {each}"] = self._loose(value)
         return label
+
+    def _loose(self, value: Any) -> Any:
+        """The class of a value without identity, and those of its attributes that have one."""
+        found: dict[str, Any] = {"class": label_of(type(value))}
+        is_pythons = owner_of(type(value)) is Owner.PYTHON  # a cache of a decorator's, say
+        for name, each in sorted(own_attributes(value).items()) if not is_pythons else ():
+            try:
+                found[name] = self._values.describe(each, name)
+            except KeyFactorError:
+                found[name] = label_of(type(each))
+        return found
 
     def _holding(self, thing: Any, function: Any, held: Mapping[str, Any], name: str = "") -> str:
         """A function with values that it is called with: a partial, a bound method."""
@@ -383,6 +415,8 @@ class _Walk:
 
     def _member(self, label: str, space: Mapping[str, Any], name: str) -> None:
         value = self.content.watch.item(space, name)
+        if name == "__new__" and isinstance(value, staticmethod):
+            value = value.__func__  # Python makes it one, if a class statement defines it
         if isinstance(value, types.ModuleType):
             self.content.globals[f"{label}.{name}"] = ("module", self._home(vars(value)))
         elif value is not MISSING and not isinstance(value, types.MemberDescriptorType):
@@ -393,6 +427,12 @@ class _Walk:
     def _add(self, part: str, name: str, value: Any) -> str:
         """Add the description of `value` under `name`, which is returned, and watch it. Functions in it are watched apart."""
         described = "missing"
+        if _is_environment(value):
+            if "environment" not in self.known:
+                raise KeyFactorError(
+                    f"{part} {name} is the environment: declare the variables that count with environ=[…]"
+                )
+            return name
         if value is not MISSING:
             described = self._described_value(value, f"{part} {name}")
             self._watch(value, name)
@@ -463,9 +503,11 @@ class _Walk:
             if self._passes_over(namespace.get(read.name), read.path):
                 return
             value = self.content.watch.item(namespace, read.name)
+            if read.name == "__name__" and isinstance(value, str):
+                value = portable_name(value)
             if value is MISSING:
                 value = self._builtin(namespace, read.name)
-                if not _is_in(value, _IMPORTERS) and (not is_code(value) or owner_of(value) is not Owner.PROJECT):
+                if not _is_in(value, _IMPORTERS) and not _is_put_there(value):
                     return  # Python's own; or a name that is not there, and would raise
             self._follow("globals", f"{self._home(namespace)}.{read.name}", value, read, package, label)
         else:
@@ -486,7 +528,7 @@ class _Walk:
             return  # the function may have another way
         if self.skip(name) and owner_of(name) is not Owner.PROJECT:
             return
-        if owner_of(name) is not Owner.PROJECT and name not in ("os", "importlib"):
+        if owner_of(name) is not Owner.PROJECT and name not in ("os", "os.path", "posixpath", "importlib"):
             self.content.globals[".".join((name, *read.path))] = identity_of(name)
             return
         if owner_of(name) is Owner.PROJECT:
@@ -510,6 +552,7 @@ class _Walk:
                     kind = [] if type(value) is types.ModuleType else [self.label(type(value))]
                     getattr(self.content, part)[name] = ("module", self._home(vars(value)), *kind)
                 inner, part = self._of_module(value, attribute), "globals"
+                inner = tuple(inner) if inner is sys.version_info else inner
                 if inner is MISSING and is_ours and self.content.files.add_module(f"{value.__name__}.{attribute}"):
                     return  # it is not imported yet: its file counts
                 name = f"{self._home(vars(value))}.{attribute}"
@@ -541,14 +584,15 @@ class _Walk:
             self._environment(method, read, label)
         elif _is_in(value, _IMPORTERS):
             self._import_call(read, package, label)
-        elif not read.is_bound:
-            self._add(part, name, value)
+        elif not (read.is_bound and isinstance(value, (type, types.ModuleType, types.FunctionType))):
+            self._add(part, name, value)  # also where it is bound: a text may be evaluated that reads the local name
 
     def _environment(self, method: str, read: Read, label: str) -> None:
         if read.key:
             self.content.variables.update(_VARIABLE.findall(read.key) or [read.key])
         is_understood = bool(read.key) and (not method or method in _READ_BY_NAME)
-        if not (is_understood or read.is_bound or read.is_tested or method in _NOT_READ or "environment" in self.known):
+        is_unused = (read.is_bound and not self._evaluates) or read.is_tested or method in _NOT_READ
+        if not (is_understood or is_unused or "environment" in self.known):
             raise KeyFactorError(
                 f"line {read.line} of {label} reads the environment in a way that names no variable ({read}): declare the "
                 f"variables with environ=[…], or name {str(read)!r} in ignore=… if it changes nothing"
@@ -625,8 +669,15 @@ def _counts_by_itself(value: Any) -> bool:
     """True for an attribute of an installed module whose value counts, not its package: plain, or put there by the project."""
     if isinstance(value, (types.FunctionType, type)) and owner_of(value) is Owner.PROJECT:
         return True
-    is_plain = isinstance(value, (types.ModuleType, *_PLAIN)) or value is MISSING
+    is_plain = isinstance(value, types.ModuleType) or type(value) in _PLAIN or value is MISSING
     return is_plain or _reads_environment(value) or _is_in(value, _IMPORTERS)
+
+
+def _is_put_there(value: Any) -> bool:
+    """True if the program has put a builtin there. Python's own are code, and a few constants."""
+    if is_code(value):
+        return owner_of(value) is Owner.PROJECT
+    return type(value) in _PLAIN and value is not None and type(value) is not bool
 
 
 def _is_in(value: Any, several: tuple[Any, ...]) -> bool:

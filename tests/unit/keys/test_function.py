@@ -10,8 +10,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,13 @@ def digest_of_texts(function: Any) -> str:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
     for name in ("subject", "other"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return Workshop(tmp_path, monkeypatch)
+    yield Workshop(tmp_path, monkeypatch)
+    for name in ("subject", "other"):
+        sys.modules.pop(name, None)
 
 
 _BASE = "def build(x):\n    return x + 1\n"
@@ -208,7 +211,7 @@ def test_an_annotation_without_identity_counts_by_its_text_and_refuses_nothing(w
     assert workshop.digest(subject=text) == workshop.digest(subject=text)
 
 
-_OPAQUE = "log = object()\ndef build(x):\n    print(log)\n    return x\n"
+_OPAQUE = "import threading\nlog = threading.local()\ndef build(x):\n    print(log)\n    return x\n"
 
 
 def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(workshop: Workshop) -> None:
@@ -222,7 +225,7 @@ def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(worksho
 
 
 def test_a_closure_value_without_identity_is_refused() -> None:
-    opaque = object()
+    opaque = threading.local()
 
     def build() -> object:
         return opaque
