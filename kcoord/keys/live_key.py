@@ -260,7 +260,10 @@ def _binder(function: Callable[..., Any], parameters: list[inspect.Parameter]) -
     """``bind(*args, **kwargs)``: the arguments' values in the order of the parameters, defaults filled in."""
     now = inspect.signature(function).parameters  # a function's defaults can be replaced
     defaults = {p.name: now[p.name].default for p in parameters if p.default is not p.empty}
-    plain = [p.replace(annotation=p.empty, default=None if p.name in defaults else p.empty) for p in parameters]
+    plain = [
+        each.replace(annotation=each.empty, default=None if each.name in defaults else each.empty)
+        for each in parameters
+    ]
     values = "".join(f"{p.name}, " for p in parameters)
     names: dict[str, Any] = {}
     exec(f"def {function.__name__}{inspect.Signature(plain)}: return ({values})", names)
