@@ -147,7 +147,7 @@ class Backend(ABC, Generic[R, H]):
         return ()
 
     def unchanged(self, request: R) -> bool:
-        """False if an input has changed since the key was made: the compile may have read either value, and is not shared."""
+        """False if an input on disk is not the one that the key was made of: the compile is not shared."""
         return True
 
     @abstractmethod
@@ -317,7 +317,7 @@ class Backend(ABC, Generic[R, H]):
         if not compilation.shared:
             compilation.use_privately()
         elif not self.unchanged(request):
-            compilation.use_privately("an input was written while it compiled")
+            compilation.use_privately("an input on disk is not the one that its key was made of")
         elif missing:
             compilation.use_privately(f"its compiler wrote no {', '.join(missing)}")
         else:

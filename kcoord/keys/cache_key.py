@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope, scope_factors
 
 _FORMAT = b"kcoord-key-1"
@@ -120,8 +121,8 @@ class CacheKey:
             ours, theirs = getattr(self, part), getattr(other, part)
             if ours != theirs:
                 found.append(FactorDiff(part, ours, theirs))
-        found += _diff("", self.factors, other.factors)
-        return found + _diff("", self.details, other.details)
+        found += differences("", self.factors, other.factors)
+        return found + differences("", self.details, other.details)
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -154,7 +155,8 @@ def _factor_digest(name: str, value: Any) -> str:
         raise KeyFactorError(f"key factor {name!r}: {error}") from None
 
 
-def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[FactorDiff]:
+def differences(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[FactorDiff]:
+    """The innermost factors that differ, each with `prefix` and the names of those around it before its own."""
     left, right = {f.name: f for f in ours}, {f.name: f for f in theirs}
     found = []
     for name in sorted(left.keys() | right.keys()):
@@ -162,7 +164,7 @@ def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> 
         if a is not None and b is not None:
             if a.digest == b.digest:
                 continue
-            inner = _diff(f"{prefix}{name} ", a.parts, b.parts)
+            inner = differences(f"{prefix}{name} ", a.parts, b.parts)
             if inner:
                 found += inner
                 continue
@@ -200,8 +202,9 @@ def _text(value: Any) -> str:
         return _text_of_str(value)
     try:
         text = str(value) if dataclasses.is_dataclass(value) else repr(value)
-    except ValueError:
-        text = f"a {type(value).__qualname__} of more digits than Python prints"
+    except Exception as error:  # noqa: BLE001 - of the program; or it has more digits than Python prints
+        let_through(error)
+        text = f"a {type(value).__qualname__} that has no text"
     return _shortened(text)
 
 
@@ -239,20 +242,20 @@ def _encoded(value: Any, depth: int) -> bytes:
     if kind is bytes:
         return _put(b"y", value)
     if kind in (set, frozenset):
-        return _put_sorted(b"e", [_encoded(v, depth + 1) for v in value])
+        return _put_sorted(b"e" if kind is set else b"z", [_encoded(v, depth + 1) for v in value])
     if isinstance(value, enum.Enum):
-        return _put_many(b"E", (_qualified(kind), *_member(value)), depth)
+        return _put_many(b"E", (qualified(kind), *_member(value)), depth)
     if callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):
-        return _put_many(b"S", (_qualified(kind), signature()), depth)
+        return _put_many(b"S", (qualified(kind), signature()), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = tuple((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return _put_many(b"D", (_qualified(kind), pairs), depth)
+        return _put_many(b"D", (qualified(kind), pairs), depth)
     if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
         return _put_sorted(b"m", [_encoded(k, depth + 1) + _encoded(v, depth + 1) for k, v in value.items()])
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return _put_many(b"N", (_qualified(kind), tuple(value)), depth)
+        return _put_many(b"N", (qualified(kind), tuple(value)), depth)
     raise KeyFactorError(
-        f"a value of type {_qualified(kind)} has no identity that is stable across processes: "
+        f"a value of type {qualified(kind)} has no identity that is stable across processes: "
         "pass the plain values that matter, or give its class a __cache_signature__() that returns them"
     )
 
@@ -280,5 +283,5 @@ def _put_sorted(tag: bytes, encoded: list[bytes]) -> bytes:
     return _put(tag, b"".join(sorted(encoded)))
 
 
-def _qualified(kind: type) -> str:
+def qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class Owner(enum.Enum):
 
 
 _NAMELESS = "<none>"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
 
 
 def module_of(thing: Any) -> str:
@@ -57,7 +56,7 @@ def module_of(thing: Any) -> str:
     if isinstance(thing, type):
         if not isinstance(module, str):
             return _NAMELESS
-        if module == "builtins" and thing.__flags__ & _HEAP_TYPE:
+        if module == "builtins" and thing.__flags__ & HEAP_TYPE:
             return module if getattr(builtins, thing.__qualname__, None) is thing else _NAMELESS
         return module
     return module if isinstance(module, str) and module else "builtins"
@@ -81,17 +80,26 @@ def owner_of(thing: Any) -> Owner:
 
 @functools.lru_cache(maxsize=4096)
 def _owner(module: str, file: str | None) -> Owner:
-    top = module.partition(".")[0]
-    site, parents = _site_of(file), Path(file).parents if file and _is_file(file) else None
-    if (top in sys.stdlib_module_names or top == "builtins") and (parents is None or _is_pythons(parents, site)):
+    top, site = module.partition(".")[0], _site_of(file)
+    has_file = file is not None and _is_file(file)
+    if has_file and is_project_file(str(file)) and not module.startswith(f"{_GENERATED}."):
+        return Owner.PROJECT
+    if site is None and (top in sys.stdlib_module_names or top == "builtins"):
         return Owner.PYTHON
-    if top in _NOT_FOLLOWED and (parents is None or module.startswith(f"{_GENERATED}.") or _home_of(top) in parents):
-        return Owner.INSTALLED
-    return Owner.PROJECT if site is None else Owner.INSTALLED
+    return Owner.INSTALLED if has_file or site is not None or top in _NOT_FOLLOWED else Owner.PROJECT
 
 
-def _is_pythons(parents: Sequence[Path], site: Path | None) -> bool:
-    return site is None and any(directory in parents for directory in _PYTHONS)
+def is_project_file(file: str) -> bool:
+    """True unless a file, or a directory of a package, is of an installed package or of Python; it need not exist."""
+    return _is_project_directory(os.path.dirname(file))  # noqa: PTH120 - of thousands
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_project_directory(directory: str) -> bool:
+    parents = (path := Path(directory), *path.parents)
+    if any(parent.name in _SITE or parent in _PYTHONS for parent in parents):
+        return False
+    return not any(_home_of(top) in parents for top in _NOT_FOLLOWED)
 
 
 def _home_of(top: str) -> Path | None:
@@ -103,26 +111,31 @@ def _home_of(top: str) -> Path | None:
 def _came_by_value(thing: Any, module: str) -> bool:
     """True if a function or a class has the name of `module`, but is neither in it nor of its file: it is the project's."""
     if isinstance(thing, type):
-        if module in _MAINS:
-            return _found(thing, module) is not thing
+        if is_found(thing) or not thing.__flags__ & HEAP_TYPE:
+            return False
         methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
         methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
-        file = next((m.__code__.co_filename for m in methods if _is_file(m.__code__.co_filename)), None)
+        files = (method.__code__.co_filename for method in methods)
+        file = next(
+            (f for f in files if _is_file(f) and (is_project_file(f) or _site_of(f))), None
+        )  # not dataclasses.py
+        if file is None:
+            return "<locals>" not in thing.__qualname__
     elif isinstance(thing, types.FunctionType):
         file = thing.__code__.co_filename
         if module in _MAINS:
             return file != getattr(sys.modules.get(module), "__file__", None)
     else:
         return False
-    return file is not None and _is_file(file) and _owner(module, file) is Owner.PROJECT
+    return file is not None and _is_file(file) and is_project_file(file)
 
 
-def _found(kind: type, module: str) -> Any:
-    """The class of that name in the module of that name, or None."""
-    found: Any = sys.modules.get(module)
+def is_found(kind: Any) -> bool:
+    """True if a class or a function is in its module, under its name: else it is local to a function, or came by value."""
+    found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
-    return found
+    return found is kind
 
 
 @functools.lru_cache(maxsize=4096)
@@ -137,6 +150,8 @@ def portable_name(module: str) -> str:
     A child that `multiprocessing` spawns has the script under a third name. Inductor names a module by the hash of its file,
     which contains the index of a GPU.
     """
+    if module == "pathlib._local":  # of Python 3.13
+        return "pathlib"
     if module not in _MAINS:
         return _GENERATED if module.startswith(f"{_GENERATED}.") else module
     main = sys.modules.get("__main__")

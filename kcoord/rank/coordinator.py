@@ -38,7 +38,13 @@ from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
 
-ABSENT: Any = object()
+
+class _Absent:
+    def __reduce__(self) -> str:
+        return "ABSENT"  # a worker that gets a function by value compares with its own
+
+
+ABSENT: Any = _Absent()
 """Sentinel: no handle is in memory. (A handle may be None: of an artifact that is loaded for its effects.)"""
 _NONE: Any = object()  # stands for None in memory
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
+from kcoord.report.edits import diff, short_name, short_text, without_moves
 from kcoord.report.findings import Findings, Kernel
 from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
@@ -36,7 +37,7 @@ _INSTALLED = (
 _OWN = "pass it when the kernel is launched, if all ranks are to run the same code"
 _REMEDIES = {
     **dict.fromkeys(_INSTALLED, "install the same on all nodes"),
-    **dict.fromkeys(("env", "environment"), "set it alike on all nodes"),
+    **dict.fromkeys(("env", "environment", "knobs"), "set it alike on all nodes"),
     **dict.fromkeys(("globals", "closure"), _OWN),
     "trees": "copy the same files to all nodes",
     "device_id": "if the code is the same for each GPU of a node, say so with scope=kcoord.Scope.TARGET",
@@ -53,12 +54,13 @@ def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
     return min(others[:_MOST_COMPARED], key=lambda m: len(_diff(m, mine)), default=None)
 
 
-def earlier(found: Iterable[Manifest], mine: Manifest) -> list[Manifest]:
-    return [m for m in found if m.origin.created <= mine.origin.created]
-
-
 def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
-    """From `theirs` to `mine`, without hashes if anything else differs: a compiler's own hash explains nothing."""
+    """From `theirs` to `mine`, for people: with the edit of each file, and a first line only if no code differs."""
+    return without_moves(_telling(theirs, mine))
+
+
+def _telling(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
+    """Without hashes if anything else differs: a compiler's own hash explains nothing."""
     differences = _diff(theirs, mine)
     return [d for d in differences if " " in d.name or not (_is_digest(d.ours) and _is_digest(d.theirs))] or differences
 
@@ -76,7 +78,10 @@ def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
         usual = {name: before for _, differences in pairs for name, before, _ in differences}
         for manifest, differences in [(first, ()), *pairs]:
             values = {**usual, **{name: now for name, _, now in differences}}
-            texts = [f"{name.rpartition(' ')[2]}={plain_text(values[name], _LONGEST_VALUE)}" for name in sorted(values)]
+            texts = [
+                f"{short_name(name)}={plain_text(short_text(name, values[name]), _LONGEST_VALUE)}"
+                for name in sorted(values)
+            ]
             found[manifest.key.digest] = plain_text(first_few(list(dict.fromkeys(texts)), _FEW))
     return found
 
@@ -174,7 +179,7 @@ def _linked(ranks_of: Mapping[str, set[int]]) -> list[tuple[set[int], list[str]]
 
 
 def _differences(theirs: Manifest, mine: Manifest) -> Differences:
-    return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
+    return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in _telling(theirs, mine))
 
 
 def _is_digest(text: str | None) -> bool:
@@ -183,6 +188,6 @@ def _is_digest(text: str | None) -> bool:
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     try:
-        return theirs.explained.diff(mine.explained)
+        return diff(theirs.explained, mine.explained)
     except ArtifactInvalid:  # with the details of one alone, all of them would differ
-        return theirs.key.diff(mine.key)
+        return diff(theirs.key, mine.key)

@@ -415,7 +415,7 @@ def here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 FACTOR = 3
-unstable = object()
+unstable = threading.local()
 
 
 def test_the_decorator_needs_no_arguments(here: Coordinator) -> None:
@@ -476,7 +476,7 @@ def test_what_changes_during_the_compile_is_not_published(here: Coordinator, mon
 
 def test_an_argument_without_a_stable_identity_is_an_error_that_names_it(here: Coordinator) -> None:
     with pytest.raises(KeyFactorError, match=r"arguments.*__cache_signature__"):
-        build({"size": object()})  # type: ignore[dict-item]
+        build({"size": threading.local()})  # type: ignore[dict-item]
 
 
 def test_a_global_without_a_stable_identity_is_an_error_unless_it_is_ignored(here: Coordinator) -> None:

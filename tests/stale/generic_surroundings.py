@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tests.stale.generic_values import HEAD
-from tests.stale.row import Row
+from tests.stale.row import Both, Row
 
 _IMPORTS = (
     HEAD
@@ -60,6 +62,17 @@ _TOOL = {"bin/mytool": "#!/bin/sh\necho version 1\n"}
 _RUN = 'subprocess.run(["mytool"], capture_output=True, text=True, check=True).stdout'
 _PATH = "/usr/bin:/bin"
 _EDITED = {"edit": ("version 1", "version 2"), "edits_live": True}
+_ON_PATH = {"PATH": (f"{{row}}/bin:{_PATH}",) * 2}
+
+
+def wrapped(
+    what: str, body: str, real: str = "bin/realtool", files: Mapping[str, str] | None = None,
+    environ: Mapping[str, Both] | None = None,
+) -> Row:  # fmt: skip
+    """A tool that is a script of `body`. It runs, or reads, the file `real`."""
+    files = {"bin/mytool": f"#!/bin/sh\n{body}\n", real: "#!/bin/sh\necho version 1\n", **(files or {})}
+    return writes(what, _RUN, 'tools=("mytool",)', files=files, environ={**_ON_PATH, **(environ or {})}, **_EDITED)
+
 
 TOOLS = [
     writes("a tool's version", _RUN, 'tools=("mytool",)', files=_TOOL,
@@ -73,6 +86,19 @@ TOOLS = [
     writes("the content of a tool that is named by its path",
            'subprocess.run([f"{HERE}/bin/mytool"], capture_output=True, text=True, check=True).stdout',
            'tools=(f"{HERE}/bin/mytool",)', files=_TOOL, **_EDITED),
+    wrapped("a program of PATH that a wrapper runs", 'exec realtool "$@"', "real/bin/realtool",
+            environ={"PATH": (f"{{row}}/bin:{{row}}/real/bin:{_PATH}",) * 2}),
+    wrapped("a program beside the wrapper that runs it", 'exec "$(dirname "$0")/realtool" "$@"'),
+    wrapped("a program that a wrapper's variable names", 'HERE=$(cd "$(dirname "$0")" && pwd)\nREAL=$HERE/../real/bin/tool\n'
+            'exec "$REAL" "$@"', "real/bin/tool"),
+    wrapped("a program that the environment names to a wrapper", 'exec "$REAL_TOOL" "$@"', "real/bin/tool",
+            environ={"REAL_TOOL": ("{row}/real/bin/tool",) * 2}),
+    wrapped("a program that a wrapper finds by a computed name", 'exec "${0%/*}/real$(echo tool)" "$@"'),
+    wrapped("a program that the settings beside a wrapper name", '. "${0%/*}/settings"\nexec "$ROOT/bin/tool" "$@"',
+            "real/bin/tool", {"bin/settings": "ROOT=${0%/*}/../real\n"}),
+    wrapped("a file that a wrapper reads", 'cat "${0%/*}/flags"', "bin/flags"),
+    writes("a variable that a wrapper reads", _RUN, 'tools=(f"{HERE}/bin/mytool",)',
+           files={"bin/mytool": '#!/bin/sh\necho "${SUBJECT_FLAG}"\n'}, environ=_FLAG | _ON_PATH),
 ]  # fmt: skip
 
 TREES = [
@@ -81,6 +107,8 @@ TREES = [
     writes("a file that a directory did not have", 'str(sorted(p.read_text() for p in Path(HERE, "templates").iterdir()))',
            'trees=(f"{HERE}/templates",)', files={"templates/a.in": "version 1\n"},
            added={"templates/b.in": "version 2\n"}, edits_live=True),
+    writes("a file in a hidden directory of a directory", 'Path(HERE, "templates", ".config", "x.in").read_text()',
+           'trees=(f"{HERE}/templates",)', files={"templates/.config/x.in": "version 1\n"}, **_EDITED),
 ]  # fmt: skip
 
 ROWS = [*ENVIRONMENT, *DEVICES, *TOOLS, *TREES]

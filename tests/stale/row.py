@@ -38,6 +38,10 @@ class Row:
     """Target and ordinal of the current device, as in ``cuda:90#0``. None: whatever there is without a row's say."""
     edits_live: bool = False
     """Whether the edit is made under the running process too, before the statements of `change`."""
+    refuses: bool = False
+    """Whether a `KeyFactorError` is a right answer, too: what the row depends on has no identity."""
+    compiles: int = 1
+    """How many compiles the first call makes: those of the functions that it calls count, too."""
     shared: bool = True
     """Whether another process, with nothing changed, is served what the first compiled."""
     stock: frozenset[str] = frozenset()

@@ -178,4 +178,63 @@ HOST = [
              None, "", "", "", environ={"SUBJECT_FLAG": ("1", "2")}, stock=SAME | NEW),
 ] if hasattr(triton, "constexpr_function") else []  # fmt: skip
 
-ROWS = [*HELPERS, *METHODS, *ARGUMENTS, *NAMES, *HOST]
+_CONSTS = {"consts.py": "TILE = 1\n"}
+
+
+def puts(
+    what: str, setup: str, put: str, read: str, edit: tuple[str, str], change: str, undo: str, **more: object
+) -> Row:
+    """The project puts ``put`` into a module of Triton's, where a kernel reads it."""
+    follows = _TWO in setup and not hasattr(triton, "constexpr_function")  # Triton 3.4 follows helpers there
+    stock = SAME if follows else SAME | NEW
+    return stores(what, f"{setup}\n{put}", read, edit, change, undo, "", stock=stock, **more)
+
+
+PUT_INTO_TRITON = [
+    puts("a helper put into Triton's module", _TWO, "tl.stale_helper = helper", "tl.stale_helper(tl.load(x))",
+         ("v + 1", "v + 4"), "tl.stale_helper = other", "tl.stale_helper = original"),
+    puts("a global of a helper put into Triton's module", "M = 1\n@triton.jit\ndef helper(v): return v + M",
+         "tl.stale_adder = helper", "tl.stale_adder(tl.load(x))", ("M = 1", "M = 2"), "M = 2", "M = 1"),
+    puts("a helper put into Triton's module that reads another", _TWO + "tl.stale_inner = helper\n"
+         "@triton.jit\ndef outer(v): return tl.stale_inner(v)", "tl.stale_outer = outer", "tl.stale_outer(tl.load(x))",
+         ("v + 1", "v + 4"), "tl.stale_inner = other", "tl.stale_inner = original"),
+    puts("a helper put into a module of Triton's package", _TWO, "tl.math.stale_helper = helper",
+         "tl.math.stale_helper(tl.load(x))", ("v + 1", "v + 4"), "tl.math.stale_helper = other",
+         "tl.math.stale_helper = original"),
+    puts("a constexpr put into Triton's module", "", "tl.STALE = tl.constexpr(1)", "tl.STALE",
+         ("constexpr(1)", "constexpr(2)"), "tl.STALE = tl.constexpr(2)", "tl.STALE = tl.constexpr(1)"),
+    puts("the value in a constexpr put into Triton's module", "", "tl.STALE_VALUE = tl.constexpr(1)", "tl.STALE_VALUE",
+         ("constexpr(1)", "constexpr(2)"), "tl.STALE_VALUE.value = 2", "tl.STALE_VALUE.value = 1"),
+    puts("a constexpr put into a module of Triton's package", "", "tl.extra.STALE = tl.constexpr(1)", "tl.extra.STALE",
+         ("constexpr(1)", "constexpr(2)"), "tl.extra.STALE = tl.constexpr(2)", "tl.extra.STALE = tl.constexpr(1)"),
+    puts("a scalar put into Triton itself", "", "triton.STALE = 1", "triton.STALE",
+         ("STALE = 1", "STALE = 2"), "triton.STALE = 2", "triton.STALE = 1"),
+    puts("a module put into Triton's", "from . import consts", "tl.stale_consts = consts", "tl.stale_consts.TILE",
+         ("TILE = 1", "TILE = 2"), "consts.TILE = 2", "consts.TILE = 1", files=_CONSTS),
+    puts("which function of Triton's a name put into its module is", "", "tl.stale_choose = tl.maximum",
+         "tl.stale_choose(tl.load(x), 3)", ("= tl.maximum", "= tl.minimum"), "tl.stale_choose = tl.minimum",
+         "tl.stale_choose = tl.maximum"),
+    puts("a function of Triton's that the project replaces", _TWO, "tl.ravel = helper", "tl.ravel(tl.load(x))",
+         ("v + 1", "v + 4"), "tl.ravel = other", "tl.ravel = original"),
+    puts("a helper put into Triton's module through a module of the project", "from . import lib\n" + _TWO,
+         "tl.stale_through = helper", "lib.tl.stale_through(tl.load(x))", ("v + 1", "v + 4"),
+         "tl.stale_through = other", "tl.stale_through = original", files={"lib.py": "import triton.language as tl\n"}),
+]  # fmt: skip
+
+if hasattr(triton, "constexpr_function"):
+    PUT_INTO_TRITON += [
+        computes("a constant put into Triton's module that a function of the host reads", "tl.STALE_HOST = 1", "tl.STALE_HOST",
+                 ("STALE_HOST = 1", "STALE_HOST = 2"), "tl.STALE_HOST = 2", "tl.STALE_HOST = 1", "", stock=SAME | NEW),
+    ]  # fmt: skip
+    HOST += [
+        stores("an environment variable that a function of the host reads by an alias", """
+import os
+
+@triton.constexpr_function
+def host():
+    e = os.environ
+    return int(e["SUBJECT_ALIAS"])
+""", "host()", None, "", "", "", environ={"SUBJECT_ALIAS": ("1", "2")}, stock=SAME | NEW),
+    ]  # fmt: skip
+
+ROWS = [*HELPERS, *METHODS, *ARGUMENTS, *NAMES, *HOST, *PUT_INTO_TRITON]

@@ -28,6 +28,35 @@ ENVIRONMENT = [
     compiles("the optimization of ptxas", environ={"DISABLE_PTXAS_OPT": (None, "1")}, stock=SAME),
 ]  # fmt: skip
 
+_SETS = """
+
+SET = {before}
+
+def knob(launch, kernel):
+    with triton.knobs.{section}.scope():
+        triton.knobs.propagate_env = False
+        try:
+            triton.knobs.{section}.{name} = SET
+        finally:
+            triton.knobs.propagate_env = True
+        return launch(kernel)
+"""
+
+
+def sets(what: str, section: str, name: str, before: object, after: object, **more: object) -> Row:
+    """A kernel that is compiled while a knob of Triton's has a value that the environment does not show."""
+    subject = _FUSED + _SETS.format(section=section, name=name, before=before)
+    then = (f"SET = {after}", f"SET = {before}")
+    return Row(what, subject, "knob(launch, kernel)", then[::-1], *then, **more)  # type: ignore[arg-type]
+
+
+KNOBS = [
+    sets("a knob of the compiler", "language", "default_fp_fusion", True, False, stock=SAME),
+    sets("a knob of a tool", "nvidia", "disable_ptxas_opt", False, True, stock=SAME | NEW),
+    sets("a knob that hides a variable", "nvidia", "disable_ptxas_opt", True, False,
+         environ={"DISABLE_PTXAS_OPT": ("1", "1")}, stock=SAME | NEW),
+]  # fmt: skip
+
 DEVICES = [
     compiles("the arch", device=("cuda:90#0", "cuda:80#1")),
     compiles("the arch of one device, by its driver", device=("cuda:90#0", "cuda:80#0"), stock=SAME),
@@ -96,4 +125,4 @@ LIBRARIES = [
         files={"mine.ll": LIBRARY}, edits_live=True, environ=_TOUCHED, stock=SAME),
 ]  # fmt: skip
 
-ROWS = [*ENVIRONMENT, *DEVICES, *(AMD if hasattr(amd, "link_hsaco") else []), *TOOLS, *LIBRARIES]
+ROWS = [*ENVIRONMENT, *KNOBS, *DEVICES, *(AMD if hasattr(amd, "link_hsaco") else []), *TOOLS, *LIBRARIES]

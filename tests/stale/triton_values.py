@@ -14,10 +14,11 @@ import triton.language as tl
 """
 
 SAME, NEW = frozenset({"same"}), frozenset({"new"})
+Edit = tuple[str, str] | None
 
 
 def stores(
-    what: str, setup: str, expression: str, edit: tuple[str, str], change: str, undo: str, names: str, **more: object
+    what: str, setup: str, expression: str, edit: Edit, change: str, undo: str, names: str, **more: object
 ) -> Row:
     """A kernel that stores `expression`, in a module that `setup` prepares."""
     kernel = f"\n@triton.jit\ndef kernel(x):\n    tl.store(x, {expression})  # {{what}}\n"
@@ -160,6 +161,21 @@ config.inner.tile = 1
 def kernel(x, C: tl.constexpr):
     tl.store(x, C.inner.tile)  # {what}
 """
+_SLOTS = """
+class Slotted:
+    __slots__ = ("tile",)
+
+    def __init__(self, tile):
+        self.tile = tile
+
+    def __repr__(self): return "slotted"
+
+config = Slotted(1)
+
+@triton.jit
+def kernel(x, C: tl.constexpr):
+    tl.store(x, C.tile)  # {what}
+"""
 _ROW_OF_TEXTS = """
 one, other = "a", "b-c"
 
@@ -180,6 +196,8 @@ ARGUMENTS += [
         "config = Config(2)" + _FORGET, "config = Config(1)" + _FORGET, stock=SAME | NEW),
     Row("an attribute of an object in one of the launch", HEAD + _OBJECT, "launch(kernel, C=config)", ("tile = 1", "tile = 2"),
         "config.inner.tile = 2", "config.inner.tile = 1", stock=SAME | NEW),
+    Row("a slot of an object of the launch", HEAD + _SLOTS, "launch(kernel, C=config)", ("= Slotted(1)", "= Slotted(2)"),
+        "config.tile = 2", "config.tile = 1", stock=SAME | NEW),
 ]  # fmt: skip
 
 ROWS = [*GLOBALS, *CLOSURES, *DEFAULTS, *ARGUMENTS]

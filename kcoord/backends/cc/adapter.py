@@ -15,9 +15,8 @@ from kcoord.backends.backend import Backend
 from kcoord.backends.cc.command import Command, Dependencies
 from kcoord.files.atomic import replace_file
 from kcoord.keys.device import DeviceKey
-from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features
-from kcoord.keys.tools.commands import Inputs
+from kcoord.keys.tools.commands import VARIABLES, Inputs
 
 _OUTPUT, _MESSAGES = "output", "messages"
 
@@ -40,7 +39,7 @@ class CompilerBackend(Backend[Compile, int]):
     """The leader compiles into the artifact's directory. All ranks, the leader too, copy the output to where it belongs."""
 
     name = "cc"
-    variables = TOOLCHAIN_VARIABLES
+    variables = VARIABLES
     keeps_handles = False
 
     def bypass(self, request: Compile) -> str:

@@ -7,9 +7,12 @@ in its place under a file lock, and may be at it in a process without kcoord. He
 from __future__ import annotations
 
 import copy
+import functools
+import shlex
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,11 @@ from kcoord.files.atomic import locked, replace_file
 from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi
+from kcoord.keys.tools import commands
+from kcoord.rank.connect import connect
 
+_FILE = "library.so"
+"""Its name in the artifact."""
 _LOCKED_FOR = 600  # seconds; torch's own bound
 # attributes of a builder that name its inputs and outputs
 _MOVED = ("_output_dir", "_target_file", "_output", "_sources_args")
@@ -62,23 +69,23 @@ class CppBackend(Backend[Build, None]):
         return "headers are compiled for one directory"
 
     def label(self, request: Build) -> str:
-        return f"cpp-{request.target.stem[:13]}"
+        return "cpp"  # torch's own name is a hash of paths, too
 
     def factors(self, request: Build) -> Mapping[str, Any]:
-        """Torch names files by a hash of their content and flags, and headers by their preprocessed text."""
+        """Headers that torch precompiles count by their content, as those of extensions do."""
         import torch
-        from torch._inductor.codecache import cache_dir
-        from torch._inductor.cpp_builder import get_compiler_version_info
 
+        local_dir = connect().settings.local_dir
         try:
             sources = [path.read_bytes() for path in request.sources]
-        except OSError as error:  # torch's own cache is gone, or another user's: torch says so itself
-            raise KeyFactorError(f"a source of it cannot be read: {error}") from None
-        commands = [builder.get_command_line().replace(cache_dir(), "CACHE") for builder in request.builders]
+            headers = [_headers(*each, local_dir) for each in map(_precompiled, request.builders) if each is not None]
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            # torch's own cache is gone, or another user's: torch says so itself
+            raise KeyFactorError(f"a source or a header of it cannot be read: {error}") from None
         return {
             "sources": sources,
-            "commands": commands,
-            "compiler": get_compiler_version_info(request.builders[-1]._compiler),
+            "headers": headers,
+            "commands": list(_commands(request)),
             "torch": (str(torch.__version__), torch.version.git_version),
             "cpu": cpu_features(),  # -march=native
             "abi": host_abi(),  # a library that this host cannot open would end the job
@@ -101,18 +108,18 @@ class CppBackend(Backend[Build, None]):
                 let_through(error)
                 _build(request)
                 built = request.target
-            shutil.copyfile(built, staging / request.target.name)
+            shutil.copyfile(built, staging / _FILE)
         return UNLOADED
 
     def required(self, request: Build) -> tuple[str, ...]:
-        return (request.target.name,)
+        return (_FILE,)
 
     def load(self, request: Build, artifact: Artifact) -> None:
         target = request.target
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(request.lock), _LOCKED_FOR):
             if not target.exists():  # else another rank of this node has put it there
-                replace_file(target, (artifact.path / target.name).read_bytes())
+                replace_file(target, (artifact.path / _FILE).read_bytes())
 
 
 backend = CppBackend()
@@ -123,6 +130,34 @@ def build(lock_path: str, cpp_builders: Sequence[Any]) -> None:
     request = Build(tuple(cpp_builders), lock_path)
     if not _is_there(request):
         backend.obtain(request, lambda: _build(request))
+
+
+def _precompiled(builder: Any) -> tuple[str, tuple[str, ...]] | None:
+    """The header that a build reads compiled, and the command that compiles it."""
+    header = getattr(builder._build_option, "precompiled_header", None)
+    if header is None:
+        return None
+    flags = shlex.split(builder._definitions_args + builder._cflags_args + builder._include_dirs_args)
+    return header, (builder._compiler, *(each for each in flags if each not in ("-include", header)), "-c", header)
+
+
+@functools.lru_cache(maxsize=64)
+def _headers(header: str, command: tuple[str, ...], local_dir: Path) -> tuple[str, ...]:
+    """The digests of `header` and of what it includes, which torch, too, looks at once in a process."""
+    return commands.inputs_of([command], [header], Path(header).parent, local_dir).files
+
+
+def _commands(request: Build) -> Iterator[str]:
+    """The commands with the names of compilers, and with numbers for files: torch's names are hashes of paths, too."""
+    from torch._inductor.codecache import cache_dir
+
+    files = [*map(str, request.sources), *(builder.get_target_file_path() for builder in request.builders)]
+    files += [header for header, _ in filter(None, map(_precompiled, request.builders))]
+    numbers = {name: f"{number}{Path(name).suffix}" for number, name in enumerate(dict.fromkeys(files))}
+    for builder in request.builders:
+        words = builder.get_command_line().removeprefix(builder._compiler).split()
+        line = " ".join([Path(builder._compiler).name, *(numbers.get(word, word) for word in words)])
+        yield line.replace(cache_dir(), "CACHE")
 
 
 def _is_there(request: Build) -> bool:

@@ -17,8 +17,8 @@ from kcoord.backends.backend import UNLOADED, Backend
 from kcoord.backends.ninja import extensions
 from kcoord.backends.ninja.request import Library
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
-from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
+from kcoord.keys.tools.commands import VARIABLES
 from kcoord.packs.recipe import Recipe
 
 _MODULE = "torch.utils.cpp_extension"
@@ -28,7 +28,7 @@ class NinjaBackend(Backend[Library, Any]):
     """A handle is what the builder returns: a module, or a path."""
 
     name = "ninja"
-    variables = TOOLCHAIN_VARIABLES
+    variables = VARIABLES
     scope = Scope.TARGET
     keeps_handles = False  # each call imports a module anew, as without kcoord
 

@@ -49,7 +49,7 @@ class Extension(Library):
         while the compiler reads them.
         """
         self.copied.clear()
-        digests = dict(zip(self.inputs.paths, self.inputs.digests, strict=True))
+        digests = {file.path: file.digest for file in self.inputs.read}
         for source in self.arguments["sources"]:
             content = self._generated(Path(source))
             if content is None or hashlib.sha256(content).hexdigest() != digests.get(source):

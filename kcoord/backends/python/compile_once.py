@@ -20,7 +20,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
 from kcoord.packs.recipe import Recipe
 from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import ABSENT
+from kcoord.rank.coordinator import ABSENT, Request
 
 
 def compile_once(
@@ -32,6 +32,8 @@ def compile_once(
     environ: Iterable[str] = (),
     tools: Iterable[str] = (),
     trees: Iterable[str | os.PathLike[str]] = (),
+    files: Iterable[str] = (),
+    ignore_files: Iterable[str] = (),
     dynamic: Iterable[str] = (),
     ignore: Iterable[str] = (),
     on_drift: Literal["raise", "rekey"] = "raise",
@@ -44,10 +46,12 @@ def compile_once(
     parameter ``target`` without a default is given the `GPUTarget` to compile for; with `Scope.TARGET`, such a function can be
     warmed up for GPUs that are not there.
 
-    Its key, read live at each call, holds: its arguments (tensors by their metadata); its code, with its helpers, defaults,
-    closure and the globals that they read; the device, as `scope` says; and the variables of the environment that compilers
-    commonly read, that it reads by a constant name, or that `environ` names. Declare its other inputs: `tools` that it runs
-    (names on PATH, or paths; they count by content) and `trees` of files that it reads (directories or files).
+    Its key, read live at each call, holds: its arguments (tensors by their metadata); the project's files that its code can
+    reach, whole; the values that the function and its helpers read; the device, as `scope` says; and the variables of the
+    environment that compilers commonly read, that the code reads by a constant name, or that `environ` names.
+    Declare its other inputs: `tools` that it runs (names on PATH, or paths; they count by content), `trees` of files that it
+    reads (directories or files), and in `files` modules that it imports by a computed name (``plugins.*``) or their paths.
+    `ignore_files` are patterns of modules or paths that do not count (``myproject.tests.*``).
     Tensors that `dynamic` names count by the divisibility that kernels are specialized on, not by exact sizes and strides.
     `ignore` names globals, closure variables and variables of the environment that do not change its output (a logger).
 
@@ -65,6 +69,9 @@ def compile_once(
         _several(tools),
         tuple(map(os.fspath, _several(trees))),
         frozenset(_several(dynamic)),
+        tuple(map(str, _several(files))),
+        tuple(map(str, _several(ignore_files))),
+        load,
     )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +98,7 @@ def compile_once(
             return backend.prepare(_Request(compiles, asked, args, kwargs, records=False), waits)
 
         call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]
+        call.declared = declared  # type: ignore[attr-defined]
         call.warm = warm  # type: ignore[attr-defined]
         return call
 
@@ -131,11 +139,18 @@ class PythonBackend(Backend[_Request, Any]):
     def device(self, request: _Request) -> DeviceKey:
         return request.asked.device
 
+    def adjust(self, request: _Request, wanted: Request) -> Request:
+        files = request.asked.state.content.files
+        return wanted._replace(explain=lambda: {"definitions": files.definitions()})
+
     def compile(self, request: _Request, staging: Path) -> Any:
         target = {"target": request.asked.device.target} if request.of.live.takes_target else {}
         request.of.function(*request.args, staging=staging, **request.kwargs, **target)
         request.of.live.check_still(request.asked)
         return UNLOADED
+
+    def unchanged(self, request: _Request) -> bool:
+        return not request.asked.state.content.files.edited
 
     def load(self, request: _Request, artifact: Artifact) -> Any:
         return request.of.load(artifact) if request.of.load else artifact

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import triton
@@ -12,11 +13,14 @@ import triton
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.triton import GROUP, MODULES, OWN_KEY, base32, launchers, recipes
+from kcoord.backends.triton.inputs import kernel_content
 from kcoord.backends.triton.request import Kernel, Module, purpose
+from kcoord.backends.triton.tools import PACKAGE
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.keys.host import host_abi
+from kcoord.keys.packages import label_of
 from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Request
 
@@ -70,13 +74,16 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         function = getattr(source, "fn", None)
         found: dict[str, Any] = {"triton": triton.__version__, "target": str(self.target(request) or "")}
         if function is not None:
-            found["source"] = function.cache_key
+            found["source"] = function.cache_key  # has the lines where the functions begin
+            found["first line"] = function.starting_line_number
             found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
             found["constants"] = {_name(function, k): str(v) for k, v in source.constants.items()}
             found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
         if options is not None:
             found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
         for inputs in request.inputs[:1]:
+            helpers = [each for each in inputs.functions if each is not function]
+            found |= {f"first line of {label_of(each.fn)}": each.starting_line_number for each in helpers}
             found |= inputs.details()
         return found
 
@@ -118,8 +125,10 @@ class TritonModules(Backend[Module, str]):
         return request.filename
 
     def key(self, request: Module) -> CacheKey:
+        """Not Triton's own key, which has the answer of the program ``file``. No compiler's content: an image may have none."""
         compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
-        return CacheKey.of(self.name, request.filename, triton_key=request.digest, compilers=compilers, **host_abi())
+        factors = _build_factors(request.build) if "src" in request.build else {"triton_key": request.digest}
+        return CacheKey.of(self.name, request.filename, **factors, compilers=compilers, **host_abi())
 
     def device(self, request: Module) -> DeviceKey | None:
         return None
@@ -132,6 +141,24 @@ class TritonModules(Backend[Module, str]):
 
     def load(self, request: Module, artifact: Artifact) -> str:
         return str(artifact.path / request.filename)
+
+
+_DRIVERS = {"cuda", "libcuda.so.1"}
+
+
+def _build_factors(build: Mapping[str, Any]) -> dict[str, Any]:
+    """The driver's library is the same wherever a machine has it. Triton's headers count by its version."""
+    source, libraries, builder = build["src"], build.get("libraries") or [], triton.knobs.build
+    places = {"include": build.get("include_dirs"), "custom": sorted(builder.backend_dirs)}
+    if not set(libraries) <= _DRIVERS:
+        places["library"] = build.get("library_dirs")
+    return {
+        "source": hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest(),
+        "flags": [build.get("language", "c"), libraries, build.get("ccflags") or []],
+        "places": {n: [str(p).replace(str(PACKAGE), "triton") for p in paths or []] for n, paths in places.items()},
+        "triton": triton.__version__,
+        "builder": None if builder.impl is None else kernel_content(builder.impl).factors(),
+    }
 
 
 backend = TritonBackend()

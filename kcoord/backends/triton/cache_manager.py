@@ -25,7 +25,7 @@ from kcoord.backends import abandoned_frames
 from kcoord.backends.backend import Bypassed
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import GROUP, adapter, base32, folding, hooks
-from kcoord.backends.triton.request import Kernel, Module, Settled, purpose
+from kcoord.backends.triton.request import PARTS, Kernel, Module, Settled, purpose
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
@@ -187,7 +187,10 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             if self._coordinator is not None and not self._coordinator.trusts(self.cache_dir):
                 return None  # kcoord chose the directory, and others may write to it: Triton would load what lies there
             return cast("str | None", FileCacheManager.get_file(self, filename))
-        module = Module(filename, self.key, Path(knobs.cache.dir))
+        frame = sys._getframe(2)
+        builds = frame.f_globals.get("__name__") == "triton.runtime.build"
+        build = {name: value for name, value in frame.f_locals.items() if builds and name in PARTS}
+        module = Module(filename, self.key, Path(knobs.cache.dir), build)
         found = adapter.modules.begin(module, waits=not purpose.prepares, loads=not purpose.prepares)
         if purpose.prepares and not isinstance(found, Compilation):
             raise Settled("busy" if isinstance(found, Busy) else "loaded")
@@ -195,7 +198,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return adapter.modules.load(module, found)
         if isinstance(found, Compilation):
             self._module, self._compilation = module, found
-            abandoned_frames.register(found, sys._getframe(2))
+            abandoned_frames.register(found, frame)
         return None
 
 

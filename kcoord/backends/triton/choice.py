@@ -27,12 +27,12 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.triton import own_key
-from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
+from kcoord.backends.triton.additions import is_triton
+from kcoord.backends.triton.inputs import JITCallable, inputs_of, kernel_content
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.function.lookup import is_project
-from kcoord.keys.function.walk import content_of
+from kcoord.keys.packages import Owner, owner_of
 
 BACKEND = "triton-autotune"
 FORMAT = 1
@@ -158,7 +158,7 @@ def config_digest(config: Any) -> str:
 
 def said_by(function: Any) -> dict[str, Any]:
     """A host function by content, and by the variables of the environment that it reads."""
-    content = content_of(function, skip=is_triton)
+    content = kernel_content(function)
     return content.factors() | {"env": {name: os.environ.get(name) for name in content.variables}}
 
 
@@ -225,7 +225,9 @@ def _is_tritons(bench: Any) -> bool:
         if not all(type(v) in _SCALARS for v in (*bench.args, *bench.keywords.values())):
             return False
         bench = bench.func
-    return isinstance(bench, types.FunctionType) and not is_project(bench) and is_triton(bench.__module__)
+    return (
+        isinstance(bench, types.FunctionType) and owner_of(bench) is not Owner.PROJECT and is_triton(bench.__module__)
+    )
 
 
 def is_finite(timing: Any) -> bool:

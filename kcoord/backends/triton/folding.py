@@ -18,12 +18,12 @@ from kcoord.backends.triton import base32
 from kcoord.backends.triton.inputs import (
     CODE,
     Inputs,
-    count_changes_of_the_environment,
+    count_changes,
     inputs_of,
     surroundings,
     watch_kernels,
 )  # fmt: skip
-from kcoord.keys.function.lookup import wrapped_by
+from kcoord.keys.function.callables import wrapped_by
 from kcoord.keys.packages import Owner, module_of, owner_of
 
 _TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
@@ -132,7 +132,7 @@ def _is_its_text(kind: type) -> bool:
 
 def hook() -> None:
     """Fold the open inputs into every source's hash from now on. Idempotent."""
-    count_changes_of_the_environment()
+    count_changes()
     for kind in (ASTSource, IRSource):
         if not hasattr(kind.hash, "__kcoord_stock__"):
             kind.hash = _folded(kind.hash)

@@ -27,13 +27,15 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.triton.additions import is_addition, is_triton
+from kcoord.backends.triton.knobs import count_changes_of_knobs, hidden_knobs
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.environment import Environment, variables
-from kcoord.keys.function.walk import Content, content_of, content_of_value
+from kcoord.keys.function.walk import Content, content_of
 from kcoord.rank.connect import connect
 
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
@@ -48,12 +50,12 @@ _watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 class _Process:
     """This process's surroundings, as a launch last looked at them.
 
-    `changes` counts changes of the environment and the tools, after which each kernel looks closely. A launch looks at the files
-    of the tools again when `due` (monotonic seconds) is over.
+    `changes` counts changes of the environment, the knobs and the tools, after which each kernel looks closely. A launch looks at
+    the files of the tools again when `due` (monotonic seconds) is over.
     """
 
     changes = libraries = 0
-    tools: tuple[tuple[str, Any], ...] = ()
+    seen: tuple[Any, Any] = (), ()
     due = 0.0
 
 
@@ -69,18 +71,17 @@ class Inputs:
     def __init__(self, function: Any) -> None:
         self._seen = _process.changes
         self.problem = ""
-        self.content = Content()
-        self.functions: list[Any] = []
+        self.content, named = Content(), None
         try:
-            self.content = (content_of if isinstance(function, CODE) else content_of_value)(function, skip=is_triton)
-            self.functions = self.content.jit_functions
+            self.content = kernel_content(function)
             named = _repr(function)
         except KeyFactorError as error:
-            self.problem, named = str(error), None
+            self.problem = str(error)
+        self.functions = self.content.jit_functions
         _watched_variables.update(self.content.variables)
         self.surroundings = surroundings(self.content.variables)
-        factors = self.content.factors() | {"repr": named, "surroundings": self.surroundings.digest}
-        self.key = CacheKey.of("triton", "inputs", **factors)
+        self._factors = self.content.factors() | {"repr": named}
+        self.key = CacheKey.of("triton", "inputs", **self._factors, surroundings=self.surroundings.digest)
         self._unchanged = self.content.watch.unchanged()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,7 +104,7 @@ class Inputs:
 
     def details(self) -> dict[str, Any]:
         """The inputs by name, to explain why two keys differ."""
-        return self.content.factors() | self.surroundings.factors
+        return self._factors | self.surroundings.factors
 
 
 class _Caches(defaultdict[Any, Any]):
@@ -202,20 +203,20 @@ def inputs_of(function: Any) -> Inputs:
     return inputs
 
 
-def is_triton(module: str) -> bool:
-    """Triton's own code is in its key."""
-    return module.partition(".")[0] in ("triton", "builtins", "math")
+def kernel_content(thing: Any) -> Content:
+    """The content of a kernel, of a function of the host or of a constant, less Triton's own. Raises `KeyFactorError`."""
+    return content_of(thing, skip=is_triton, keep=is_addition)
 
 
 def _repr(function: Any) -> Any:
     """The function that gives a kernel its name in the binary, if that is not the kernel's own name."""
     chosen = getattr(function, "_repr", None) if isinstance(function, JITCallable) else None
-    return None if chosen is None else content_of(chosen, skip=is_triton).factors()
+    return None if chosen is None else kernel_content(chosen).factors()
 
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """The environment and the tools. `libraries` counts the changes of libraries that launches link: it is in no key."""
+    """The environment, the knobs and the tools. `libraries` counts changes of libraries that launches link: it is in no key."""
 
     digest: str
     libraries: int
@@ -223,24 +224,28 @@ class _Surroundings:
 
 
 def surroundings(read: Collection[str] = ()) -> _Surroundings:
-    """As they are now, with the variables that host functions `read`. After a change of the tools all kernels look closely."""
+    """As they are now, with the variables that host functions `read`. After a change here all kernels look closely."""
     local_dir = _local_dir()
     tools = tuple(tool_factors(local_dir).items()) if local_dir is not None else ()
     moved = local_dir is not None and libraries_moved(local_dir)
     _process.libraries += moved
-    _process.changes += moved or tools != _process.tools
-    _process.tools, _process.due = tools, time.monotonic() + _LOOK_AT_TOOLS
+    knobs = hidden_knobs()
+    _process.changes += moved or (tools, knobs) != _process.seen
+    _process.seen, _process.due = (tools, knobs), time.monotonic() + _LOOK_AT_TOOLS
     own = tuple((name, os.environ.get(name)) for name in sorted(read))
-    digest, factors = _described(_ENVIRONMENT.token(), own, tools)
+    digest, factors = _described(_ENVIRONMENT.token(), own, knobs, tools)
     return _Surroundings(digest, _process.libraries, factors)
 
 
 @functools.lru_cache(maxsize=64)
 def _described(
-    environment: bytes, read: tuple[tuple[str, str | None], ...], tools: tuple[tuple[str, str], ...]
+    environment: bytes,
+    read: tuple[tuple[str, str | None], ...],
+    knobs: tuple[tuple[str, Any], ...],
+    tools: tuple[tuple[str, str], ...],
 ) -> tuple[str, dict[str, Any]]:
     env = variables(environment) | {name: value for name, value in read if value is not None}
-    factors = {"env": env, "tools": dict(tools)}
+    factors = {"env": env, "knobs": dict(knobs), "tools": dict(tools)}
     return CacheKey.of("triton", "surroundings", **factors).digest, factors
 
 
@@ -252,12 +257,17 @@ def _local_dir() -> Path | None:
         return None
 
 
-def count_changes_of_the_environment() -> None:
-    """`os.environ` writes through these two; the wrappers call them, and count."""
+def count_changes() -> None:
+    """Count changes of the environment and of the knobs. `os.environ` writes through two functions, whose wrappers count."""
+    count_changes_of_knobs(_count)
     for name in ("putenv", "unsetenv"):
         original = getattr(os, name)
         if not hasattr(original, "__wrapped__"):
             setattr(os, name, _counting(original))
+
+
+def _count() -> None:
+    _process.changes += 1
 
 
 def _counting(original: Callable[..., None]) -> Callable[..., None]:
@@ -265,6 +275,6 @@ def _counting(original: Callable[..., None]) -> Callable[..., None]:
     def change(name: Any, *value: Any) -> None:
         original(name, *value)
         if os.fsdecode(name) in _watched_variables:
-            _process.changes += 1
+            _count()
 
     return change

@@ -26,7 +26,7 @@ from kcoord.backends.triton.script import Unreplayable as Unreplayable
 from kcoord.backends.triton.script import kernel_of_script
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
-from kcoord.keys.function.lookup import jit_function
+from kcoord.keys.function.callables import jit_function
 from kcoord.packs.recipe import MOST_AT_ONCE, TRIED, Recipe
 
 _SCALARS = (type(None), bool, int, float, str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +31,19 @@ class Kernel(NamedTuple):
     files: tuple[str, ...] = ()
 
 
+PARTS = ("src", "language", "include_dirs", "library_dirs", "libraries", "ccflags")
+
+
 @dataclass(frozen=True)
 class Module:
-    """`digest` is Triton's key, of the source; `cache` Triton's cache directory."""
+    """`digest` is Triton's key, and `cache` its cache directory. `build` are the `PARTS` that `triton.runtime.build` makes it of;
+    empty if something else builds it.
+    """
 
     filename: str
     digest: str
     cache: Path
+    build: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Purpose(threading.local):

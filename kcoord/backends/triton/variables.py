@@ -1,6 +1,7 @@
-"""The environment variables that change what Triton generates, and how.
+"""The environment variables that change what Triton generates, and how; and the knobs that change nothing of it, and why.
 
-The variables that choose tools (``TRITON_PTXAS_PATH``) are not here: `kcoord.backends.triton.tools` keys the tools' content.
+Other knobs of `triton.knobs` are in the key, by their variable and their value (`kcoord.backends.triton.knobs`). The variables
+that choose tools (``TRITON_PTXAS_PATH``) are not here: `kcoord.backends.triton.tools` keys the tools' content.
 """
 
 from __future__ import annotations
@@ -67,4 +68,38 @@ VARIABLES = {
     "TRITON_STORE_BINARY_ONLY": "which of a kernel's files are stored",
     "TRITON_SWAP_MIR": "AMD machine code from files in its place",
     "TRITON_SWAP_MIR_ENABLE_MISCHED": "the scheduler of those",
+}
+
+NEUTRAL_KNOBS = {
+    # Whole sections.
+    "autotuning": "how choices are made and told; a choice has a key of its own",
+    "build": "how C modules are built, which have a key of their own",
+    "cache": "where files lie, and who caches",
+    "proton": "the profiler's",
+    "redis": "who caches",
+    # Single knobs.
+    "amd.codegen_path": "keyed by the library's content",
+    "amd.libhip_path": "read by the driver, not by the compiler",
+    "amd.lld_path": "keyed by the linker's content",
+    "compilation.always_compile": "kernels that are always compiled are not shared",
+    "compilation.dump_ir": "what is dumped",
+    "compilation.front_end_debugging": "which traceback an error has",
+    "compilation.listener": "told of compiles",
+    "compilation.override": "kernels that are overridden are not shared",
+    "nvidia.cuobjdump": "only shows code",
+    "nvidia.dump_ptxas_log": "what is printed",
+    "nvidia.libcuda_path": "read by the driver, not by the compiler",
+    "nvidia.libdevice_path": "keyed by the library's content",
+    "nvidia.nvdisasm": "only shows code",
+    "nvidia.ptxas": "keyed by the program's content",
+    "nvidia.ptxas_blackwell": "keyed by the program's content",
+    "runtime.add_stages_inspection_hook": "Triton's key holds the hook's own",
+    "runtime.interpret": "nothing is compiled",
+    "runtime.jit_cache_hook": "told of compiles",
+    "runtime.jit_post_compile_hook": "told of compiles",
+    "runtime.kernel_load_end_hook": "told of loads",
+    "runtime.kernel_load_start_hook": "told of loads",
+    "runtime.kernel_unload_hook": "told of kernels that are freed",
+    "runtime.launch_enter_hook": "told of launches",
+    "runtime.launch_exit_hook": "told of launches",
 }

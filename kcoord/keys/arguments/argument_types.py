@@ -12,12 +12,16 @@ import enum
 import functools
 import itertools
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.packages import portable_name
+from kcoord.keys.packages import HEAP_TYPE, portable_name
+
+_DEEPEST, _MOST_VALUES = 32, 100_000
 
 Token = Any
 """Hashable: None, a bool or a str as itself; anything else as a tuple that begins with its type. Valid in this process only."""
@@ -92,10 +96,6 @@ class ArgumentType:
         return token
 
 
-def qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def value_of(token: Token, device_id: int) -> Any:
     """The canonical value that `token` stands for."""
     if type(token) is not tuple:
@@ -155,11 +155,18 @@ class SequenceType(Composite):
         return self.kind(value_of(t, device_id) for t in token[1:])
 
 
+def _order(value: Any) -> tuple[str, ...]:
+    """An order of a set's members that does not depend on the process, so that functions in them are numbered alike."""
+    code = getattr(value, "__code__", None) if type(value) is types.FunctionType else None
+    plain = repr(value) if type(value) in (str, int, float, bytes, bool) else f"{code and code.co_firstlineno}"
+    return type(value).__qualname__, getattr(type(value), "__module__", ""), getattr(code, "co_qualname", ""), plain
+
+
 class SetType(ArgumentType):
     """A set, without order. Members with equal tokens are counted: two tensors of one shape are two."""
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return self._of(inner_tokens(value, describer, depth, lambda _: "{…}"))
+        return self._of(inner_tokens(sorted(value, key=_order), describer, depth, lambda _: "{…}"))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return self.kind(value_of(t, device_id) for t, count in token[1] for _ in range(count))
@@ -176,6 +183,8 @@ class MappingType(Composite):
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
         entries = list(value.items())
+        if type(value) is dict and describer.functions is not None and all(type(key) is str for key, _ in entries):
+            entries.sort(key=lambda entry: entry[0])  # functions of one name are numbered as they are met
 
         def step(n: int) -> str:
             key = entries[n // 2][0]
@@ -185,18 +194,38 @@ class MappingType(Composite):
 
     def canonical(self, token: Token, device_id: int) -> Any:
         values = [value_of(t, device_id) for t in token[1:]]
-        return dict(zip(values[::2], values[1::2], strict=True))
+        entries = dict(zip(values[::2], values[1::2], strict=True))
+        return entries if self.kind is dict else Described(self.name, {"entries": entries})
+
+
+class OrderedMapping(MappingType):
+    """A mapping whose class keeps the order of its entries as a part of its value, or what makes missing ones."""
+
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        made_by = getattr(value, "default_factory", None)
+        made = inner_tokens([made_by], describer, depth, lambda _: ".default_factory")
+        return (*super().token(value, describer, depth), *made)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        *entries, made_by = (value_of(t, device_id) for t in token[1:])
+        return Described(self.name, {"entries": entries, "default_factory": made_by})
 
 
 class Fields(Composite):
-    """An object that counts by its named attributes (a dataclass, a named tuple), and `with_class` by the code of its class."""
+    """An object that counts by named values, and `with_class` by the code of its class.
 
-    def __init__(self, kind: type, names: tuple[str, ...], with_class: bool = False) -> None:
+    They are its attributes, or what ``read(value)`` returns, which is called for each token.
+    """
+
+    def __init__(
+        self, kind: type, names: tuple[str, ...], with_class: bool = False, read: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__(kind)
         self._names, self._with_class = names, with_class
+        self._read = read or (lambda value: [getattr(value, name) for name in names])
 
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        values = [getattr(value, name) for name in self._names]
+        values = _answer(self._read, value)
         tokens = inner_tokens(values, describer, depth, lambda n: f".{self._names[n]}")
         return (self, *tokens, *_class_tokens(self, describer, depth))
 
@@ -205,34 +234,109 @@ class Fields(Composite):
         return Described(self.name, dict(zip((*self._names, "class"), values, strict=False)))
 
 
-def _class_tokens(argument_type: Fields | EnumMember, describer: Describer, depth: int) -> list[Token]:
+def _class_tokens(argument_type: Any, describer: Describer, depth: int) -> list[Token]:
     """The token of an object's class, if its code counts; else none. Its methods and values belong to the object."""
     if not argument_type._with_class or describer.functions is None:
         return []
-    return inner_tokens(_described_by(describer.functions, argument_type.kind), describer, depth, lambda _: "")
+    return inner_tokens([_answer(describer.functions, argument_type.kind)], describer, depth, lambda _: "")
 
 
-class SelfDescribed(Composite):
-    """An object that counts by ``describe(value)``, called for each token; `question` names the result."""
+class _Inside(threading.local):
+    """Ids of the objects that the current thread describes, and the number of values in the outermost one."""
 
-    def __init__(self, kind: type, describe: Callable[[Any], Any], question: str) -> None:
-        super().__init__(kind)
-        self._describe, self._question = describe, question
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.count = 0
 
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (
-            self,
-            *inner_tokens(_described_by(self._describe, value), describer, depth, lambda _: f".{self._question}"),
-        )
+
+_inside = _Inside()
+
+
+def count(depth: int) -> None:
+    """Count a value at `depth` in the one that the current thread describes. Raises `NoIdentity` if these are too many."""
+    _inside.count = _inside.count + 1 if depth > 0 else 0
+    if depth >= _DEEPEST or _inside.count > _MOST_VALUES:
+        what = "nested too deeply, or refers to itself" if depth >= _DEEPEST else f"of more than {_MOST_VALUES} values"
+        raise NoIdentity(f"it is {what}: give its class a __cache_signature__(), or pass the plain values that matter")
+
+
+class _Again(ArgumentType):
+    """An object around this place; how many objects outwards."""
 
     def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {self._question: value_of(token[1], device_id)})
+        return Described("again", {"outwards": token[1]})
 
 
-def _described_by(describe: Callable[[Any], Any], value: Any) -> list[Any]:
+_AGAIN = _Again(object)
+
+
+class State(Composite):
+    """An object of the project: all its attributes, and the code of its class. Those that `cached_property` keeps are derived.
+
+    Where it refers to itself, the number of objects between counts.
+    """
+
+    _with_class = True
+
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        if id(value) in _inside.ids:
+            return (_AGAIN, len(_inside.ids) - _inside.ids.index(id(value)))
+        _inside.ids.append(id(value))
+        try:
+            own = dict(sorted(self._attributes(value)))
+            tokens = inner_tokens(own.values(), describer, depth, lambda n: f".{list(own)[n]}")
+        finally:
+            _inside.ids.pop()
+        kind = _class_tokens(self, describer, depth) or [None]
+        return (self, *kind, *itertools.chain.from_iterable(zip(own, tokens, strict=True)))
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        kind, *pairs = (value_of(t, device_id) for t in token[1:])
+        return Described(self.name, dict(zip(pairs[::2], pairs[1::2], strict=True)) | ({"class": kind} if kind else {}))
+
+    def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for base in self.kind.__mro__:
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with suppress(AttributeError):  # nothing in it yet
+                        yield name, member.__get__(value)
+        for name, each in own_attributes(value).items():
+            if not isinstance(getattr(self.kind, name, None), functools.cached_property):
+                yield name, each
+
+
+def has_plain_state(kind: type) -> bool:
+    """True if all that objects of a class hold are attributes: no base of it, but `object`, is written in C."""
+    return all(map(_is_made_by_statement, kind.__mro__[:-1]))
+
+
+def _is_made_by_statement(kind: type) -> bool:
+    space, base = vars(kind), kind.__base__
+    places = sum(isinstance(member, types.MemberDescriptorType) for member in space.values())
+    places += ("__dict__" in space) + ("__weakref__" in space)
+    return (
+        bool(kind.__flags__ & HEAP_TYPE) and base is not None and kind.__basicsize__ - base.__basicsize__ <= 8 * places
+    )
+
+
+def own_attributes(value: Any) -> Mapping[str, Any]:
+    """An object's ``__dict__``, even if its class overrides access to it."""
+    try:
+        found: Any = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def described(kind: type, describe: Callable[[Any], Any], name: str, with_class: bool = False) -> Fields:
+    """The type of objects that count by ``describe(value)``; `name` names the result."""
+    return Fields(kind, (name,), with_class, lambda value: [describe(value)])
+
+
+def _answer(describe: Callable[[Any], Any], value: Any) -> Any:
     """The result of a program's code. A `KeyFactorError` that it raises is completed on the way up."""
     try:
-        return [describe(value)]
+        return describe(value)
     except KeyFactorError as error:
         raise NoIdentity(str(error)) from error
 
@@ -245,7 +349,7 @@ class Code(Composite):
             return (self, None, value.__qualname__)
         if describer.functions is None:
             raise NoIdentity(f"a {self.kind.__name__} has no identity here: pass the plain values that matter")
-        return (self, *inner_tokens(_described_by(describer.functions, value), describer, depth, lambda _: ""))
+        return (self, *inner_tokens([_answer(describer.functions, value)], describer, depth, lambda _: ""))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         identity = {"name": token[2]} if len(token) == 3 else {"content": value_of(token[1], device_id)}
@@ -272,17 +376,8 @@ class EnumMember(ArgumentType):
 
     def canonical(self, token: Token, device_id: int) -> Any:
         member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
-        return Described(self.name, {"member": member, "class": token[2]}) if len(token) == 3 else member
-
-
-class Text(ArgumentType):
-    """An object that counts by its text: a dtype, a layout."""
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (self, str(value))
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {"name": token[1]})
+        found = {"member": member, "class": value_of(token[2], device_id)} if len(token) == 3 else None
+        return Described(self.name, found) if found else member
 
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)

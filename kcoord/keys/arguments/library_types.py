@@ -1,4 +1,4 @@
-"""The argument types of torch, NumPy and Triton, known by their qualified names: nothing is imported here.
+"""The argument types of torch, NumPy, Triton and Python's library, known by their qualified names: nothing is imported here.
 
 As arguments, tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the
 alignment of their address up to 16 bytes, on which Triton specializes. Reading it copies, exports and synchronizes nothing.
@@ -22,11 +22,11 @@ from kcoord.keys.arguments.argument_types import (
     Describer,
     Fields,
     NoIdentity,
-    Text,
+    OrderedMapping,
     Token,
-    qualified,
-    value_of,
+    described,
 )
+from kcoord.keys.cache_key import qualified
 
 _ALIGNMENT = 16  # bytes: no compiler here asks for more
 _LARGEST = 16 << 20  # bytes: each call reads them again, which takes about 10 ms
@@ -67,8 +67,8 @@ class Tensor(ArgumentType):
         _, dtype, shape, strides, *rest = token
         return (self, dtype, _classes(shape), _classes(strides), *rest)
 
-    def content(self, value: Any) -> Token:
-        """A token of the content. Raises `NoIdentity` unless `value` is plain, in the CPU's memory and small enough."""
+    def content(self, value: Any) -> list[Any]:
+        """The values of `content_type`. Raises `NoIdentity` unless `value` is plain, in the CPU's memory and small enough."""
         plain = type(value).__name__ in ("Tensor", "Parameter") and str(value.layout) == "torch.strided"
         if not plain or value.device.type != "cpu" or value.is_quantized:
             raise NoIdentity(
@@ -78,7 +78,7 @@ class Tensor(ArgumentType):
         _check_size(size)
         flat = value.detach().resolve_conj().resolve_neg().contiguous()
         data = ctypes.string_at(flat.data_ptr(), size) if size else b""
-        return _content_token(self, str(value.dtype), value.shape, value.stride(), data)
+        return [str(value.dtype), tuple(value.shape), value.stride(), hashlib.sha256(data).hexdigest()]
 
 
 class JitFunction(Code):
@@ -94,7 +94,7 @@ class Storageless(Tensor):
     def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return self.without_address(value)
 
-    def content(self, value: Any) -> Token:
+    def content(self, value: Any) -> list[Any]:
         raise NoIdentity(f"a {self.name} holds nothing that could be read: {_PASS_IT}")
 
 
@@ -105,24 +105,18 @@ class Array(Tensor):
         address = value.__array_interface__["data"][0] % _ALIGNMENT
         return (self, _dtype_text(value.dtype), value.shape, value.strides, address, None)
 
-    def content(self, value: Any) -> Token:
+    def content(self, value: Any) -> list[Any]:
         if self.name not in ("numpy.ndarray", "numpy.memmap", "numpy.matrix") or value.dtype.hasobject:
             raise NoIdentity(
                 f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}"
             )
         _check_size(value.nbytes)
-        return _content_token(self, _dtype_text(value.dtype), value.shape, value.strides, value.tobytes())
+        return [_dtype_text(value.dtype), value.shape, value.strides, hashlib.sha256(value.tobytes()).hexdigest()]
 
 
-class TensorContent(ArgumentType):
-    """A tensor or an array that counts by its content."""
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, dict(zip(("dtype", "shape", "strides", "sha256"), token[1:], strict=True)))
-
-
-def _content_token(argument_type: ArgumentType, dtype: str, shape: Any, strides: Any, data: bytes) -> Token:
-    return (TensorContent(argument_type.kind), dtype, tuple(shape), tuple(strides), hashlib.sha256(data).hexdigest())
+def content_type(tensor: Tensor) -> ArgumentType:
+    """The type of tensors or arrays that count by their content."""
+    return Fields(tensor.kind, ("dtype", "shape", "strides", "sha256"), read=tensor.content)
 
 
 def _check_size(size: int) -> None:
@@ -161,26 +155,21 @@ class Device(ArgumentType):
         return Described(self.name, {"name": _placed(token[1], device_id)})
 
 
-class Sizes(ArgumentType):
-    """A torch.Size."""
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        _check_sizes(value)
-        return (self, value)
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {"sizes": tuple(token[1])})
+def _text(kind: type) -> Fields:
+    """An object that counts by its text: a dtype, a layout."""
+    return described(kind, str, "name")
 
 
-class Dtype(Text):
+def _sizes(size: Any) -> tuple[int, ...]:
+    _check_sizes(size)
+    return tuple(size)
+
+
+def _dtype(kind: type) -> Fields:
     """A numpy.dtype, under one name for the classes of all versions of NumPy."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__(kind)
-        self.name = "numpy.dtype"
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        return (self, _dtype_text(value))
+    found = described(kind, _dtype_text, "name")
+    found.name = "numpy.dtype"
+    return found
 
 
 def _dtype_text(dtype: Any) -> str:
@@ -188,17 +177,11 @@ def _dtype_text(dtype: Any) -> str:
     return str(dtype.str if dtype.kind in "biufcmMOSU" and dtype.type.__module__ == "numpy" else dtype)
 
 
-class Scalar(ArgumentType):
-    """A NumPy scalar, by value and dtype."""
-
-    def token(self, value: Any, describer: Describer, depth: int) -> Token:
-        item = value.item()
-        if type(item) not in (bool, int, float, complex, str, bytes):
-            item = str(value)  # long doubles, and times with their units
-        return (self, _dtype_text(value.dtype), describer.inner(item, depth))
-
-    def canonical(self, token: Token, device_id: int) -> Any:
-        return Described(self.name, {"dtype": token[1], "value": value_of(token[2], device_id)})
+def _scalar(value: Any) -> list[Any]:
+    item = value.item()
+    if type(item) not in (bool, int, float, complex, str, bytes):
+        item = str(value)  # long doubles, and times with their units
+    return [_dtype_text(value.dtype), item]
 
 
 def _tensor(kind: type) -> ArgumentType | None:
@@ -208,19 +191,51 @@ def _tensor(kind: type) -> ArgumentType | None:
     return Tensor(kind) if subclass.__torch_dispatch__ is plain.__torch_dispatch__ else None
 
 
+def _parameters(signature: Any) -> list[Any]:
+    return [(each.name, int(each.kind), each.default) for each in signature.parameters.values()]
+
+
+def _repr(kind: type) -> Fields:
+    return described(kind, repr, "text")
+
+
+_BY_REPR = (
+    *("builtins.slice", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal"),
+    *("fractions.Fraction", "uuid.UUID", "operator.itemgetter"),
+    *(
+        "builtins.ellipsis",
+        "types.GenericAlias",
+        "types.UnionType",
+        "typing.NewType",
+        "typing.ParamSpec",
+        "typing.TypeVar",
+    ),
+    *("typing._Final", "numpy.ufunc"),
+)
+"""Types of Python's library whose text tells all of a value."""
+
 LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
+    **{name: lambda kind: Fields(kind, ()) for name in ("_thread.lock", "_thread.RLock", "threading.Condition")},
+    **dict.fromkeys(_BY_REPR, _repr),
+    "builtins.bytearray": lambda kind: described(kind, bytes, "content"),
+    "builtins.object": lambda kind: Fields(kind, ()) if kind is object else None,
+    "collections.ChainMap": lambda kind: Fields(kind, ("maps",)),
+    "string.Template": lambda kind: Fields(kind, ("template",)),
+    "builtins.range": lambda kind: Fields(kind, ("start", "stop", "step")),
+    "collections.OrderedDict": OrderedMapping,
+    "collections.defaultdict": OrderedMapping,
+    "inspect.Signature": lambda kind: described(kind, _parameters, "parameters"),
+    "logging.Logger": lambda kind: Fields(kind, ("name",)),
+    "re.Pattern": lambda kind: Fields(kind, ("pattern", "flags")),
     "torch.Tensor": _tensor,
     "torch._subclasses.fake_tensor.FakeTensor": Storageless,
     "torch._subclasses.functional_tensor.FunctionalTensor": Storageless,
-    "torch.Size": Sizes,
+    "torch.Size": lambda kind: described(kind, _sizes, "sizes"),
     "torch.device": Device,
-    "torch.dtype": Text,
-    "torch.layout": Text,
-    "torch.memory_format": Text,
-    "torch.qscheme": Text,
+    **{f"torch.{name}": _text for name in ("dtype", "layout", "memory_format", "qscheme")},
     "numpy.ndarray": Array,
-    "numpy.dtype": Dtype,
-    "numpy.generic": Scalar,
+    "numpy.dtype": _dtype,
+    "numpy.generic": lambda kind: Fields(kind, ("dtype", "value"), read=_scalar),
     "triton.language.core.constexpr": lambda kind: Fields(kind, ("value",)),
     "triton.language.core.dtype": lambda kind: Fields(kind, ("name",)) if kind.__qualname__ == "dtype" else None,
     "triton.language.core.pointer_type": lambda kind: Fields(kind, ("element_ty", "address_space", "const")),

@@ -12,17 +12,20 @@ import dataclasses
 import enum
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import methodcaller
 from pathlib import PurePath
 from typing import Any
 
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.arguments import argument_types, library_types
-from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, qualified, value_of
+from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, value_of
+from kcoord.keys.cache_key import qualified
 from kcoord.keys.packages import Owner, owner_of
 
-_DEEPEST = 32
 _MOST_TYPES = 4096  # a program that makes classes without end must not fill the memory
 
+_NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 _NATIVE: set[type] = {object, type(None), bool, int, str, bytes, *argument_types.PLAIN}
 _by_type: dict[type, Callable[[Any], Any]] = {}
 _by_name: dict[str, Callable[[Any], Any]] = {}
@@ -90,7 +93,11 @@ class Arguments:
                 else:
                     argument_type = known.get(kind) or _type_of(kind)
                     found.append(argument_type.token(value, self, 0))
-        except NoIdentity as error:
+        except Exception as error:  # also of the program: a proxy, a __cache_signature__
+            let_through(error)
+            if not isinstance(error, NoIdentity):
+                name = self._names[len(found) - 1]
+                raise KeyFactorError(f"arguments.{name}: {type(error).__name__} while it was read: {error}") from error
             where = f"arguments.{self._names[len(found) - 1]}{error.where}"
             raise KeyFactorError(f"{where}: {error.why}") from error.__cause__
         for n in self._dynamic:
@@ -109,8 +116,7 @@ class Arguments:
             return value
         if kind is int or kind is bytes:
             return (kind, value)
-        if depth >= _DEEPEST:
-            raise NoIdentity("it is nested too deeply, or refers to itself")
+        argument_types.count(depth)
         argument_type = _types.get(kind) or _type_of(kind)
         return argument_type.token(value, self, depth + 1)
 
@@ -118,27 +124,32 @@ class Arguments:
 class HeldValues(Arguments):
     """Describes values that code holds, not its arguments: tensors and arrays in them count by content.
 
-    ``functions(f)`` returns the identity of a function, a class or a module.
+    ``functions(f)`` returns the identity of a function, a class or a module; ``is_code(value)`` is true for what else has one.
     """
 
-    def __init__(self, functions: Callable[[Any], Any]) -> None:
+    def __init__(self, functions: Callable[[Any], Any], is_code: Callable[[Any], bool], device_id: int = 0) -> None:
         super().__init__((), functions=functions)
+        self._is_code, self._device_id = is_code, device_id
 
     def describe(self, value: Any, name: str) -> Any:
         """`value` as `kcoord.keys.cache_key.encode` takes it. Raises `KeyFactorError`, which states `name` and the remedy."""
         try:
-            return value_of(self.inner(value, 0), 0)
+            return value_of(self.inner(value, 0), self._device_id)
         except NoIdentity as error:
             raise KeyFactorError(f"{name}{error.where}: {error.why}") from error.__cause__
 
     def inner(self, value: Any, depth: int) -> Token:
         kind = type(value)
-        argument_type = _types.get(kind) or (None if kind in _NATIVE else _type_of(kind))
-        return (
-            argument_type.content(value)
-            if isinstance(argument_type, library_types.Tensor)
-            else super().inner(value, depth)
-        )
+        argument_type = _types.get(kind) or (None if kind in _NATIVE else self._type_of(value))
+        if isinstance(argument_type, library_types.Tensor):
+            return library_types.content_type(argument_type).token(value, self, depth)
+        if isinstance(argument_type, argument_types.Code):
+            argument_types.count(depth)
+            return argument_type.token(value, self, depth + 1)
+        return super().inner(value, depth)
+
+    def _type_of(self, value: Any) -> ArgumentType:
+        return argument_types.Code(type(value)) if self._is_code(value) else _type_of(type(value))
 
 
 def _type_of(kind: type) -> ArgumentType:
@@ -157,12 +168,19 @@ def _described(kind: type) -> ArgumentType | None:
     for base in kind.__mro__:
         describe = _registered(base)
         if describe is not None:
-            return argument_types.SelfDescribed(kind, describe, "signature")
+            return argument_types.described(kind, describe, "signature")
         if base is enum.Enum:
             return argument_types.EnumMember(kind, _is_project(kind))
         if "__cache_signature__" in vars(base) and not issubclass(kind, enum.Enum):
-            return argument_types.SelfDescribed(kind, lambda value: value.__cache_signature__(), "__cache_signature__")
+            name = "__cache_signature__"
+            return argument_types.described(kind, methodcaller(name), name, _is_project(kind))
         if qualified(base) in library_types.LIBRARY_TYPES:
+            if (
+                base is not kind
+                and _is_project(kind)
+                and base.__module__.partition(".")[0] not in ("torch", "numpy", "triton")
+            ):
+                return None  # it may hold more
             return library_types.LIBRARY_TYPES[qualified(base)](kind)
         if base is type:
             return argument_types.Code(kind)
@@ -181,7 +199,9 @@ def _imported(name: str) -> Any:
 
 
 def _structural(kind: type) -> ArgumentType | None:
-    """The type of a dataclass, one of Python's own mappings, or a named tuple, as `kcoord.keys.cache_key.encode` takes them."""
+    """The type of an object of the project, a dataclass, one of Python's own mappings, or a named tuple."""
+    if qualified(kind) in _NAMESPACES or (_is_project(kind) and argument_types.has_plain_state(kind)):
+        return argument_types.State(kind)
     if dataclasses.is_dataclass(kind):
         return argument_types.Fields(kind, tuple(f.name for f in dataclasses.fields(kind)), _is_project(kind))
     if issubclass(kind, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
@@ -197,7 +217,10 @@ def _is_project(kind: type) -> bool:
 
 def _refusal(kind: type) -> str:
     if issubclass(kind, PurePath):
-        return "a path says nothing of its file: pass the file's content (path.read_bytes()), or its text (str(path))"
+        return (
+            "a path says nothing of its file: declare the files that are read with trees=[…] and name the path in ignore=[…]; "
+            "as an argument pass the content (path.read_bytes())"
+        )
     name = qualified(kind)
     return (
         f"a value of type {name} has no identity that is stable across processes: give its class a __cache_signature__() "

@@ -16,9 +16,11 @@ _OF_CLASSES = frozenset(
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
         *("__firstlineno__", "__static_attributes__"),
         "__slotnames__",  # since one was copied or pickled
+        "__cache_signature__",  # what its values say, not what they do
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),
-        "__non_callable_proto_members__",
+        *("__non_callable_proto_members__", "__callable_proto_members_only__", "__orig_bases__", "__parameters__"),
+        *("__readonly_keys__", "__mutable_keys__", "__attrs_attrs__"),
     )
 )
 _OF_MODULES = frozenset(
@@ -58,7 +60,8 @@ def declared_values(kind: type) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(kind):
             yield f"field {field.name}", [field.init, field.repr, field.compare, field.hash, field.kw_only]
             for part in ("default", "default_factory"):
-                if getattr(field, part) is not dataclasses.MISSING:
+                # by name: a class that came by value has one of its own
+                if type(getattr(field, part)).__name__ != "_MISSING_TYPE":
                     yield f"field {field.name} {part}", getattr(field, part)
 
 

@@ -1,132 +1,166 @@
-"""The identity of a function's code: its source text if that is what runs, else its bytecode.
+"""The text of a file, and whether it is that of the code that runs.
 
-Source text is the better identity, because it is equal under every version of Python. But a file may have been edited
-after it was imported, two lambdas may share a line, and a test runner may rewrite an assertion. The text is therefore
-compiled again and compared with the code that runs; a text that differs is not used.
+Text is the better identity of code: it is equal under every version of Python, and holds decorators and class bodies, too. But a
+file may have been edited after it was imported, a worker may have another version of it than the driver that sent a function,
+and a test runner may rewrite an assertion. So a text is compiled again, whole, and compared with the code that runs.
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
-import builtins
 import functools
-import inspect
-import linecache
+import hashlib
+import os
+import re
 import sys
 import textwrap
 import types
+import warnings
 from collections.abc import Iterator
+from functools import cached_property
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
-from kcoord.keys.function.reads import global_name, instructions, is_method_load
+_IMPORT = re.compile(
+    r"import(?:_module[ \t]*\(\s*[rRuU]?[\"']([\w.]+)[\"']|__[ \t]*\(\s*[rRuU]?[\"']([\w.]+)[\"']"
+    r"|\b[ \t]*(\((?:[^()#]|#[^\n]*)*\)|[^\n;#]*))"
+)  # begins with the word, which is searched for quickly
+_FROM = re.compile(r"\bfrom\b[ \t]*(\.*)[ \t]*([\w.]*)[ \t]*$")
+_LONGEST_NAME = 300
+_COMMENT = re.compile(r"#[^\n]*")
 
-_FUTURES = functools.reduce(int.__or__, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names))
-_NESTED = inspect.CO_NESTED
-_QUALNAMES_ARE_CONSTANTS = sys.version_info < (3, 11)
+_FLAGS = 0x1FFFF
+"""Those of a code object that affect how it runs; the others say how it was compiled."""
 
-
-class _Itself:
-    """A code object by its identity: codes of two texts are equal if these differ in annotations or comments alone."""
-
-    __slots__ = ("code",)
-
-    def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-
-    def __hash__(self) -> int:
-        return id(self.code)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.code is other.code
+Import = tuple[str, tuple[str, ...]]
+"""A module's name, with leading dots if it is relative, and the names that are taken from it."""
 
 
-def source_of(code: types.CodeType, qualname: str) -> tuple[Any, ...]:
-    """``("source", text)``, or ``("bytecode", …)`` with the version of Python that it belongs to.
+class Source:
+    """A file as it was read. It need not be text: an extension module has neither codes nor imports."""
 
-    The text is dedented and begins at ``def`` or ``lambda``: decorators are functions of their own. Costs about half a
-    millisecond for a function of 30 lines, once per process.
-    """
-    return _source_of(_Itself(code), qualname)
+    def __init__(self, path: str, stamp: tuple[int, ...], data: bytes) -> None:
+        self.path, self.stamp, self._data = path, stamp, data
+        self.digest = hashlib.sha256(data).hexdigest()
+
+    @property
+    def is_text(self) -> bool:
+        return not self.path.endswith(tuple(EXTENSION_SUFFIXES))
+
+    @property
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace")
+
+    def holds(self, code: types.CodeType) -> bool:
+        """True if the text compiles to `code`, at the same place."""
+        return any(code == each for each in self._by_place.get((code.co_qualname, code.co_firstlineno), ()))
+
+    def place_of(self, code: types.CodeType) -> dict[str, int]:
+        """The place of a function that the file `holds`: its first line, and its number among those that begin there."""
+        there = self._by_place[code.co_qualname, code.co_firstlineno]
+        number = next(n for n, each in enumerate(there) if each == code)
+        return {"first line": code.co_firstlineno} | ({"number": number} if number else {})
+
+    @cached_property
+    def codes(self) -> tuple[types.CodeType, ...]:
+        """All code of the file, that of the module first; none if it does not compile."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return tuple(_with_inner(compile(self._data, self.path, "exec", dont_inherit=True)))
+        except (SyntaxError, ValueError, RecursionError):
+            return ()
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, int], list[types.CodeType]]:
+        found: dict[tuple[str, int], list[types.CodeType]] = {}
+        for code in self.codes:
+            found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+        return found
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """All that looks like an import statement, anywhere in the text: also in branches and functions, and in prose."""
+        text = re.sub(r"\\\r?\n", " ", self.text)
+        found: dict[Import, None] = {}
+        for match in _IMPORT.finditer(text):
+            module, dunder, names = match.groups()
+            begin = match.start()
+            before = _FROM.search(text, max(begin - _LONGEST_NAME, text.rfind("\n", 0, begin) + 1), begin)
+            listed = [each.split() for each in _COMMENT.sub("", names or "").strip("() \t").split(",")]
+            first = tuple(words[0] for words in listed if words)
+            if module or dunder:
+                found[module or dunder, ()] = None
+            elif before is not None:
+                found["".join(before.groups()), first] = None
+            else:
+                found.update(dict.fromkeys((each, ()) for each in first))
+        return tuple(found)
+
+    def text_of(self, code: types.CodeType) -> str | None:
+        """The text of a function that the file `holds`, from ``def`` or ``lambda`` on: decorators are functions of their own."""
+        for node in ast.walk(self._tree):
+            if _is_node_of(node, code):
+                segment = ast.get_source_segment(self.text, node)
+                return None if segment is None else textwrap.dedent(segment)
+        return None
+
+    @cached_property
+    def _tree(self) -> ast.Module:
+        return ast.parse(self.text)
 
 
-@functools.lru_cache(maxsize=4096)
-def _source_of(itself: _Itself, qualname: str) -> tuple[Any, ...]:
-    code = itself.code
-    text = _verified_text(code, qualname)
-    optimize = (("optimize", sys.flags.optimize),) if sys.flags.optimize else ()  # -O drops assertions
-    if text is not None:
-        return ("source", text, *optimize)
-    return ("bytecode", list(sys.version_info[:2]), _plain(code), *optimize)
+_sources: dict[str, Source] = {}
 
 
-def _verified_text(code: types.CodeType, qualname: str) -> str | None:
+def source_at(path: str) -> Source | None:
+    """The file at `path` as it is now; None if it cannot be read. An unchanged one is not read again."""
     try:
-        linecache.checkcache(code.co_filename)
-        lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-        text = textwrap.dedent("".join(inspect.getblock(lines)))  # `inspect.getsource` would search all modules, for ms
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, IndexError):
-        return None  # no file, or a lambda in the middle of an expression
-    wanted = _plain(code)
-    for node in ast.walk(tree):
-        if _is_candidate(node, code.co_name):
-            segment = ast.get_source_segment(text, node)
-            if segment and any(_plain(c) == wanted for c in _compiled(node, code, qualname)):
-                return textwrap.dedent(segment)
-    return None
+        found = os.stat(path)  # noqa: PTH116 - of thousands
+        known = _sources.get(path)
+        if known is not None and known.stamp == _stamp_of(found):
+            return known
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+            _sources[path] = Source(path, _stamp_of(found), file.read())
+    except (OSError, ValueError):
+        return None
+    return _sources[path]
 
 
-def _is_candidate(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Lambda):
-        return name == "<lambda>"
-    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+def _stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """It shows that a file changed. The times in ns are last."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _compiled(node: ast.AST, code: types.CodeType, qualname: str) -> Iterator[types.CodeType]:
-    """The code objects of `code`'s name that `node` compiles to, with the same free variables and name mangling."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        node.decorator_list = []
-        statement: ast.stmt = node
-    elif isinstance(node, ast.expr):
-        statement = ast.Expr(node)
-    else:
-        return
-    free = [n for n in code.co_freevars if n != "__class__"]
-    outer = ast.parse(f"def _outer({', '.join(free)}): pass")
-    owner = qualname.split(".")[-2:-1]
-    if owner and owner[0].isidentifier():
-        around = ast.parse(f"class {owner[0]}: pass").body[0]
-        around.body = [statement]  # type: ignore[attr-defined]
-        statement = around
-    outer.body[0].body = [statement]  # type: ignore[attr-defined]
-    try:
-        for name in sorted(_imported_names(code)):
-            outer.body.insert(0, ast.Import([ast.alias(name)]))
-        flags = code.co_flags & _FUTURES
-        module = compile(ast.fix_missing_locations(outer), "<kcoord>", "exec", flags, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return
-    yield from (c for c in _all_code(module) if c.co_name == code.co_name)
+def source_of(code: types.CodeType) -> tuple[Any, ...]:
+    """``("source", text)`` of a function, or its `bytecode` if no file holds it."""
+    source = source_at(code.co_filename)
+    text = source.text_of(code) if source is not None and source.holds(code) else None
+    return bytecode(code) if text is None else ("source", text)
 
 
-def _imported_names(code: types.CodeType) -> set[str]:
-    """Globals on which no method is called. Since 3.11 ``module.function()`` and ``object.method()`` are compiled differently."""
-    loaded, methods, last = set(), set(), ""
-    for inner in _all_code(code):
-        for op, arg in instructions(inner):
-            if last and is_method_load(op, arg):
-                methods.add(last)
-            last = global_name(inner, op, arg)
-            loaded.add(last)
-    return {name for name in loaded - methods if name and not hasattr(builtins, name)}
+def _body_of(code: types.CodeType) -> dict[str, int]:
+    places = ((line, column) for line, _, column, _ in code.co_positions() if line and column)
+    return dict(zip(("line", "column"), next(places, ()), strict=False))
 
 
-def _all_code(code: types.CodeType) -> Iterator[types.CodeType]:
+def bytecode(code: types.CodeType) -> tuple[Any, ...]:
+    """The code of a function without a file, and the version of Python that it belongs to."""
+    return ("bytecode", list(sys.version_info[:2]), _plain(code))
+
+
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _all_code(constant)
+            yield from _with_inner(constant)
+
+
+def _is_node_of(node: ast.AST, code: types.CodeType) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        return node.name == code.co_name and first == code.co_firstlineno
+    return isinstance(node, ast.Lambda) and {"line": node.body.lineno, "column": node.body.col_offset} == _body_of(code)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -134,12 +168,12 @@ def _plain(code: types.CodeType) -> tuple[Any, ...]:
     """The parts of `code` that affect its behaviour: no file name, no line numbers."""
     return (
         code.co_code,
-        getattr(code, "co_exceptiontable", b""),
+        code.co_exceptiontable,
         code.co_names,
         code.co_varnames,
         code.co_freevars,
         code.co_cellvars,
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & ~_NESTED),
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS),
         tuple(_constant(c) for c in code.co_consts),
     )
 
@@ -148,8 +182,6 @@ def _constant(constant: Any) -> Any:
     """A constant with its type, because ``1 == 1.0 == True``."""
     if isinstance(constant, types.CodeType):
         return ("code", constant.co_name, _plain(constant))
-    if isinstance(constant, str) and _QUALNAMES_ARE_CONSTANTS:
-        return ("str", constant.rpartition("<locals>.")[2])
     if isinstance(constant, tuple):
         return ("tuple", tuple(_constant(c) for c in constant))
     if constant is ...:

@@ -7,15 +7,16 @@ values that can change in place by content. A doubt counts as a change: then the
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import enum
 import marshal
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from kcoord.interruption import let_through
+from kcoord.keys.cache_key import qualified
 
 MISSING: Any = object()
 """Stands for the value of a name that does not exist."""
@@ -56,25 +57,13 @@ class Watch:
 
     def attribute(self, owner: Any, name: str) -> Any:
         """``getattr(owner, name)``, watched by identity, or by content if each read computes it. Raises AttributeError."""
-        value, held = getattr(owner, name), self._bind(owner)
-        if getattr(owner, name) is value or not self._equal(f"{held}.{name}", value):
-            self._terms.append(f"{held}.{name} is {self._bind(value)}")
+        value = getattr(owner, name)
+        if (id(owner), f".{name}") not in self._seen:
+            self._seen.add((id(owner), f".{name}"))
+            held = self._bind(owner)
+            if getattr(owner, name) is value or not self._equal(f"{held}.{name}", value):
+                self._terms.append(f"{held}.{name} is {self._bind(value)}")
         return value
-
-    def lineage(self, value: Any) -> None:
-        """Watch the class of `value`, or the bases of a class: both can be assigned."""
-        is_class = isinstance(value, type)
-        if (id(value), "class") not in self._seen and (is_class or value.__class__ is type(value)):
-            self._seen.add((id(value), "class"))
-            kind = value if is_class else type(value)
-            held = self._bind(value) + ("" if is_class else ".__class__")
-            self._terms.append(f"{held}.__mro__ is {self._bind(kind.__mro__)}")
-
-    def builtin(self, name: str) -> None:
-        """Watch a builtin: it can be replaced for all modules."""
-        if (id(builtins), name) not in self._seen:
-            self._seen.add((id(builtins), name))
-            self._terms.append(f"{name} is {self._bind(getattr(builtins, name))}")
 
     def content(self, value: Any, describe: Callable[[], Any]) -> None:
         """Watch a value that may change in place. For types that marshal does not know ``describe()`` is compared."""
@@ -82,7 +71,7 @@ class Watch:
             return
         self._seen.add((id(value), ""))
         bound = self._bind(value)
-        inside = _HOLDERS.get(_qualified(value))
+        inside = _HOLDERS.get(qualified(type(value)))
         if inside is not None and is_immutable(getattr(value, inside)):
             self._terms.append(f"{bound}.{inside} is {self._bind(getattr(value, inside))}")
             return
@@ -103,18 +92,11 @@ class Watch:
 
         The caller watches the values in them.
         """
-        if (id(function), "()") in self._seen:
-            return
-        self._seen.add((id(function), "()"))
-        bound = self._bind(function)
         for part in ("__code__", "__defaults__", "__kwdefaults__") if code else ():
-            self._terms.append(f"{bound}.{part} is {self._bind(getattr(function, part))}")
+            self.attribute(function, part)
         for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:
-                continue  # not bound yet: it cannot have been read
-            self._terms.append(f"{self._bind(cell)}.cell_contents is {self._bind(held)}")
+            with suppress(ValueError):  # not bound yet: it cannot have been read
+                self.attribute(cell, "cell_contents")
 
     def unchanged(self) -> Callable[[], bool]:
         """A function that returns true while nothing has changed. It takes no lock; any thread may call it.
@@ -149,8 +131,4 @@ def is_immutable(value: Any) -> bool:
         return all(is_immutable(getattr(value, field.name)) for field in dataclasses.fields(value))
     if isinstance(value, _IMMUTABLE):
         return not (isinstance(value, (int, str, float)) and hasattr(value, "__dict__"))
-    return _qualified(value) in _FROZEN
-
-
-def _qualified(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return qualified(type(value)) in _FROZEN

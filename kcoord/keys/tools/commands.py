@@ -23,6 +23,7 @@ from typing import Any
 
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools.machine_cache import Stamp, cached, is_settled, stamp_of
+from kcoord.keys.tools.toolchain import LAUNCHERS
 
 _PLACE = "PLACE"
 """Stands for a directory that no output depends on."""
@@ -46,6 +47,8 @@ _READS_MORE = re.compile(rb"\.incbin\b|\.include\s*\\?\"")
 _GPU_THAT_IS_HERE = re.compile(r"(?<!m)arch(?:itecture)?[= ]native\b")
 _NAMES_GPU = ("--offload-arch", "--amdgpu-target")
 
+VARIABLES = {n: why for n, why in TOOLCHAIN_VARIABLES.items() if n not in ("CC", "CXX", "NVCC_CCBIN", "PYTORCH_NVCC")}
+"""The variables that count beside commands. Compilers count by their content: see `Inputs.tools`."""
 _environment = Environment(TOOLCHAIN_VARIABLES)
 
 
@@ -58,14 +61,27 @@ class _File:
     digest: str
     is_timed: bool
 
+    def is_still_there(self) -> bool:
+        try:
+            return stamp_of(os.stat(self.path)) == self.stamp  # noqa: PTH116 - of thousands
+        except OSError:
+            return False
+
+    def is_replaced(self) -> bool:
+        """True if another file of equal content is at its path now."""
+        try:
+            now = _read(self.path)
+            return now.stamp[0] != self.stamp[0] and now.digest == self.digest
+        except (OSError, ValueError):
+            return False
+
 
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
 
     `files` has a digest of each source, and one of the headers of each compile. `tools`: the compilers and what they link, by
-    name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers, each with its digest and
-    stamp.
+    name or path. `is_native`: the output may depend on the processor. `read`: sources and headers.
     """
 
     text: str
@@ -73,9 +89,11 @@ class Inputs:
     tools: tuple[str, ...]
     is_timed: bool
     is_native: bool
-    paths: tuple[str, ...] = field(compare=False)
-    digests: tuple[str, ...] = field(compare=False)
-    stamps: tuple[Stamp, ...] = field(compare=False)
+    read: tuple[_File, ...] = field(compare=False)
+
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.read]
 
     def unchanged(self, copied: Collection[str] = ()) -> bool:
         """False if the build may have read anything else. `copied`: sources of which it read copies with these digests.
@@ -83,10 +101,7 @@ class Inputs:
         A file that was replaced, whole, by equal bytes is as good. One that was written in place is not: for a moment it was
         empty, and a compiler may have read that.
         """
-        return all(
-            path in copied or _has_stamp(path, stamp) or _is_replaced(path, stamp, digest)
-            for path, digest, stamp in zip(self.paths, self.digests, self.stamps, strict=True)
-        )
+        return all(file.path in copied or file.is_still_there() or file.is_replaced() for file in self.read)
 
 
 def inputs_of(
@@ -106,7 +121,8 @@ def inputs_of(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         found = list(threads.map(lambda command: _headers(command, read, directory, local_dir), compiles))
     written = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WRITES}
-    text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in commands)
+    placeless = [list(_with_names_of_compilers(each)) for each in commands]
+    text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in placeless)
     flags = " ".join([text, *_environment.read().values()])
     if _GPU_THAT_IS_HERE.search(flags) or any(map(_is_for_the_gpu_that_is_here, compiles)):
         raise ValueError("code for the GPU that is here")
@@ -117,9 +133,7 @@ def inputs_of(
         tuple(dict.fromkeys(_tools(commands, sources, written))),
         any(file.is_timed for file in files.values()) or _TIMED.search(text.encode()) is not None,
         "native" in flags,
-        tuple(files),
-        tuple(file.digest for file in files.values()),
-        tuple(file.stamp for file in files.values()),
+        tuple(files.values()),
     )
 
 
@@ -129,6 +143,14 @@ def _is_for_the_gpu_that_is_here(command: Sequence[str]) -> bool:
 
 def _digest_of(files: Sequence[_File]) -> str:
     return hashlib.sha256("".join(file.digest for file in files).encode()).hexdigest()
+
+
+def _with_names_of_compilers(command: Sequence[str]) -> Iterator[str]:
+    """The arguments of `command`, with the names of compilers for their paths."""
+    for before, argument in itertools.pairwise(("", *command)):
+        flag, separator, value = argument.rpartition("=")
+        is_one = before in ("", *_HOST_COMPILER) or flag in _HOST_COMPILER or Path(before).name in LAUNCHERS
+        yield flag + separator + Path(value).name if is_one else argument
 
 
 def _neutral(command: Sequence[str], sources: Mapping[str, _File], written: set[str]) -> Iterator[str]:
@@ -155,22 +177,6 @@ def _read(path: str) -> _File:
     return _File(path, stamp, hashlib.sha256(content).hexdigest(), bool(_TIMED.search(content)))
 
 
-def _has_stamp(path: str, stamp: Stamp) -> bool:
-    try:
-        return stamp_of(os.stat(path)) == stamp  # noqa: PTH116 - as above
-    except OSError:
-        return False
-
-
-def _is_replaced(path: str, stamp: Stamp, digest: str) -> bool:
-    """True if another file of equal content is at `path` now."""
-    try:
-        inode = os.stat(path).st_ino  # noqa: PTH116 - as above
-        return inode != stamp[0] and _read(path).digest == digest
-    except (OSError, ValueError):
-        return False
-
-
 def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Path, local_dir: Path) -> list[_File]:
     """The headers of one compile, from the machine's cache unless something has changed."""
     compiler = shutil.which(command[0]) or ""
@@ -187,7 +193,7 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
 
     def load(rows: Any) -> list[_File] | None:
         found = [_File(path, (*stamp,), *more) for path, stamp, *more in rows]
-        return found if all(_has_stamp(file.path, file.stamp) for file in found) else None
+        return found if all(file.is_still_there() for file in found) else None
 
     def compute(_: Any) -> tuple[list[_File], Any]:
         begun = time.time_ns()
@@ -232,7 +238,7 @@ def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str], written: s
     for command in commands:
         directories = [Path(value) for value in _values(command, "-L")] + elsewhere
         first = itertools.takewhile(lambda argument: argument == "--" or not argument.startswith("-"), command)
-        programs = [argument for argument in first if argument != "--" and argument not in sources]
+        programs = [each for each in first if each != "--" and each not in sources and each not in written]
         yield from programs
         if any("nvcc" in Path(program).name for program in programs):
             yield from _host_compilers(command)
@@ -258,13 +264,12 @@ def _values(command: Sequence[str], *flags: str) -> Iterator[str]:
 
 
 def _host_compilers(command: Sequence[str]) -> Iterator[str]:
-    """The compilers that nvcc runs for the host: those that are named, and the first ones on ``PATH``."""
+    """The compilers that nvcc is told to run for the host. Those of ``PATH`` are among what it runs anyway."""
     named = [*_values(command, *_HOST_COMPILER), os.environ.get("NVCC_CCBIN", "")]
     for place in filter(None, named):
         yield from (str(each) for each in (Path(place) / "gcc", Path(place) / "g++") if each.is_file())
         if shutil.which(place) and not Path(place).is_dir():
             yield place
-    yield from (name for name in ("gcc", "g++") if shutil.which(name))
 
 
 def output_of(command: Sequence[str], cwd: Path | None = None) -> str:

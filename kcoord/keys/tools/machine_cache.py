@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 import msgpack
 
 from kcoord.errors import StoreError
+from kcoord.files.atomic import body_of, locked, staging_name, with_check
+from kcoord.files.private import make_own, make_private
 from kcoord.interruption import let_through
 
 T = TypeVar("T")
@@ -33,8 +35,7 @@ Stamp = tuple[int, int, int, int]
 
 _patience = [60.0]  # seconds that this process may still wait for others, for all entries together
 _RACY = 2_000_000_000  # ns, the coarsest clock of a file system: a younger file may change and keep its stamp
-_FORMAT = b"kcoord-kept-1\n"
-_CHUNK = 1 << 20
+_FORMAT = b"kcoord-kept-2\n"
 
 _log = logging.getLogger("kcoord")
 _ours: set[Path] = set()  # local directories that this process has found to be this user's alone
@@ -52,14 +53,11 @@ def is_settled(stamp: Stamp, now: int) -> bool:
 
 def hash_file(path: str | bytes | os.PathLike[str]) -> tuple[str, Stamp | None]:
     """The SHA-256 of a file, and its stamp, or None if it may change without a new stamp. Raises OSError."""
-    now, digest = time.time_ns(), hashlib.sha256()
+    now = time.time_ns()
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a plain path: a tree has thousands
-        found = os.fstat(file.fileno())
-        stamp = stamp_of(found)  # taken before the first byte: a change during the read gives another
-        buffer = memoryview(bytearray(min(_CHUNK, found.st_size + 1)))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest(), stamp if is_settled(stamp, now) else None
+        stamp = stamp_of(os.fstat(file.fileno()))  # before the first byte: a change during the read gives another
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return digest, stamp if is_settled(stamp, now) else None
 
 
 def cached(local_dir: Path, name: str, load: Callable[[Any], T | None], compute: Callable[[Any], tuple[T, Any]]) -> T:
@@ -102,8 +100,6 @@ def keep(local_dir: Path, name: str, entry: Any) -> None:
 
 def _entry_path(local_dir: Path, name: str) -> Path | None:
     """The path of an entry; None if other users could write there, or nobody can."""
-    from kcoord.files.private import make_own, make_private  # keys lie below files; only a first look needs it
-
     if local_dir not in _ours:
         try:
             make_private(local_dir)
@@ -117,8 +113,6 @@ def _entry_path(local_dir: Path, name: str) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    from kcoord.files.atomic import locked  # as above
-
     started = time.monotonic()
     with locked(path.with_name(f"{path.name}.lock"), _patience[0]):
         _patience[0] -= time.monotonic() - started
@@ -126,8 +120,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Any:
-    from kcoord.files.atomic import body_of  # as above
-
     try:
         with open(path, "rb", opener=_open_own) as file:
             body = body_of(_FORMAT, file.read())
@@ -148,8 +140,6 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _write(path: Path, entry: Any) -> None:
-    from kcoord.files.atomic import staging_name, with_check  # as above
-
     part = path.with_name(f"{staging_name()}.part")  # an agent's sweep removes it if this process is killed
     try:
         content = with_check(_FORMAT, msgpack.packb(entry))

@@ -2,8 +2,13 @@
 
 A fingerprint of unchanged files costs a `stat` each; content is hashed once per machine (`kcoord.keys.tools.machine_cache`).
 
-Followed: symbolic links, the programs that nvcc and hipcc run from their own directories, and the absolute paths that a wrapper
-script names. Not followed: paths that a script builds of variables, and the parts of a host compiler (`cc1plus`, headers).
+Followed: symbolic links, the programs that nvcc and hipcc run, the passes of gcc and clang, and scripts. A script is not
+understood: whatever one of its words may mean counts. That is a path, a variable of the environment, or the name of a file beside
+the script, in a directory that it names, or on ``PATH``; of a text among these files the words are read, too. If a script asks
+for its own place, all files there count, of at most 32, but for logs: it may compute the name of one that it reads.
+
+Not followed: names that a script puts together from parts, what it names after its first 16 KiB, modules that it imports, and
+shared libraries.
 """
 
 from __future__ import annotations
@@ -12,26 +17,45 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, stamp_of
+from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, is_settled, stamp_of
 
-_BESIDE = {
+_RUNS = {
     "nvcc": (
-        "cicc", "ptxas", "fatbinary", "nvlink", "cudafe++", "nvcc.profile",
-        "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc",
+        "./cicc", "./ptxas", "./fatbinary", "./nvlink", "./cudafe++", "./nvcc.profile",
+        "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc", "gcc", "g++",
     ),
     "hipcc": ("../llvm/bin/clang++", "../llvm/bin/ld.lld"),
 }  # fmt: skip
-"""Programs and files that a tool uses from its own directory: the driver's bytes do not identify them."""
+"""Programs and files that a tool uses, from its own directory or ``PATH``: the driver's bytes do not identify them."""
+_HOST_COMPILER = re.compile(r"(?:.*-)?(?:cc|gcc|c\+\+|g\+\+|(?:amd)?clang(?:\+\+)?)(?:-[\d.]+)?")
+_PASSES = ("cc1", "cc1plus", "lto1", "collect2", "as", "ld", "COMPILER_PATH")
+"""What a host compiler uses, from the directories that it names, or ``PATH``."""
+LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
+"""Programs that run the next compiler on ``PATH`` that has the name of the link that they were called by."""
 
-_LONGEST_SCRIPT = 64 << 10  # bytes
-_MOST_NAMED = 64
-_ABSOLUTE_PATH = re.compile(rb"(?<![\w.${}~/-])/[\w.+/-]+")
+_ANSWERS = 20.0  # seconds, for a compiler
+_LONGEST_SCRIPT = 16 << 10  # bytes
+_FEW = 32  # files beside a script
+_LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
+_WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
+_VARIABLE = re.compile(rb"\$\{?(\w+)")
+_OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
+_NOT_READ = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_"})
+"""Variables that differ between equal jobs; of ``PATH`` the programs that are named count."""
+_NO_COMPILERS = frozenset(re.findall(r"\S+", """
+    [ awk basename bash cat cd chmod command cp cut date diff dir dirname echo ed env expr false file find free grep head id
+    install join last link ls man mkdir mktemp more mv open perl printf pwd python3 readlink realpath rm script sed sh sleep sort
+    split stat tail tar tee test touch tr true type uname uniq unlink w wc which who xargs yes"""))  # fmt: skip
+"""Programs of every machine whose names are words of many a script."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +65,16 @@ class Tool:
     path: str = field(compare=False)
     """Without symbolic links."""
     sha256: str
-    runs: tuple[str, ...] = field(compare=False)
-    """Paths of tools that it may run in turn; some may not exist."""
+    words: frozenset[str] = field(default=frozenset(), compare=False)
+    """Paths, and names of files and variables, that it may use; some may not exist. ``$0``: it asks for its place."""
+    settings: frozenset[str] = field(default=frozenset(), compare=False)
+    """The same of a text, for a script that reads it."""
 
 
 _known: dict[str, tuple[Stamp, Tool]] = {}
 """Tools by the requested path. A file that may still change without a new stamp is not in it."""
+_listings: dict[str, tuple[Stamp, frozenset[str]]] = {}
+"""Names in directories."""
 
 
 def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
@@ -68,52 +96,70 @@ def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
 def _look_up(path: str, local_dir: Path) -> Tool | None:
     real = Path(os.path.realpath(path))
 
-    def load(entry: Any) -> tuple[Stamp | None, Tool] | None:
-        cached_stamp, sha256, named = entry
-        stamp = stamp_of(real.stat())
-        return (stamp, Tool(str(real), sha256, _beside(real, named))) if tuple(cached_stamp) == stamp else None
+    def load(entry: Any) -> Any:
+        return entry if tuple(entry[0]) == stamp_of(real.stat()) else None
 
-    def compute(_: Any) -> tuple[tuple[Stamp | None, Tool], Any]:
+    def compute(_: Any) -> tuple[Any, Any]:
         sha256, stamp = hash_file(real)
-        named = _named_by(real)
-        return (stamp, Tool(str(real), sha256, _beside(real, named))), stamp and [stamp, sha256, named]
+        entry = [stamp, *_content(real, sha256)]
+        return entry, stamp and entry
 
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     try:
-        stamp, tool = cached(local_dir, f"tool-{name}", load, compute)
+        stamp, sha256, words, settings = cached(local_dir, f"tool-{name}", load, compute)
     except OSError:
         return None
+    if real.name in LAUNCHERS and Path(path).name != real.name:
+        words = [Path(path).name]
+    tool = Tool(str(real), sha256, frozenset(words), frozenset(settings))
     if stamp is not None:
-        _known[path] = stamp, tool
+        _known[path] = tuple(stamp), tool
     return tool
 
 
-def _named_by(path: Path) -> list[str]:
-    """The absolute paths in a script, without its interpreter, existing or not; none if the file is no script."""
+def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str]]:
+    """`Tool`'s fields but for the path. A clang's hash holds its version: its code is in a shared library."""
     with path.open("rb") as file:
-        if file.read(2) != b"#!":
-            return []
-        text = file.read(_LONGEST_SCRIPT).partition(b"\n")[2]
-    return sorted({os.fsdecode(named) for named in _ABSOLUTE_PATH.findall(text)} - {str(path)})[:_MOST_NAMED]
+        text = file.read(_LONGEST_SCRIPT)
+    runs = [*_RUNS.get(path.name.partition("-")[0], ())]
+    if text.startswith(b"\x7fELF") and _HOST_COMPILER.fullmatch(path.name):
+        version, places = _asked(path)
+        return hashlib.sha256(f"{sha256} {version}".encode()).hexdigest(), [*_PASSES, *places], []
+    if b"\0" in text:
+        return sha256, runs, []
+    words = _words(b"\n".join(line for line in text.splitlines() if not line.lstrip().startswith(b"#")))
+    if not text.startswith(b"#!"):
+        return sha256, runs, sorted(words)
+    first = os.fsdecode(text.splitlines()[0][2:]).split()
+    interpreters = [word for word in first if word.rpartition("/")[2] not in _NO_COMPILERS]
+    own = ["$0"] if _OWN_PLACE.search(text) or "python" in "".join(first) else []  # it finds modules beside itself
+    return sha256, sorted({"#!", *runs, *words, *interpreters, *own}), []
 
 
-def _beside(path: Path, named: Iterable[str]) -> tuple[str, ...]:
-    return (*(str(path.parent / part) for part in _BESIDE.get(path.name, ())), *named)
-
-
-def which(name: str) -> str | None:
-    """The file that ``PATH``, read live, has for `name`; a name with a slash is a path already."""
-    if "/" in name:
-        return name
-    for candidate in _candidates(name, os.environ.get("PATH", os.defpath)):
-        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):  # noqa: PTH113 - as above
-            return candidate
-    return None
+def _asked(compiler: Path) -> tuple[str, list[str]]:
+    """The version of a host compiler, without paths, and the directories in which it looks for its passes."""
+    unset = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | {"LC_ALL": "C"}
+    command = [str(compiler), "-v", "-print-search-dirs"]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environ, timeout=_ANSWERS)
+    except (OSError, subprocess.SubprocessError):
+        return "", []  # it cannot compile either
+    version = re.search(rb" version .*", done.stderr)
+    places = re.search(rb"^programs: =(.*)$", done.stdout, re.MULTILINE)
+    found = {os.path.realpath(os.fsdecode(place)) for place in (places[1].split(b":") if places else [])}
+    return os.fsdecode(version[0] if version else b""), sorted(found)
 
 
 @functools.lru_cache(maxsize=256)
-def _candidates(name: str, path: str) -> tuple[str, ...]:
-    return tuple(str(Path(directory, name)) for directory in dict.fromkeys(path.split(os.pathsep)))
+def _words(text: bytes) -> frozenset[str]:
+    """The words of a script or of a variable's value; of one with slashes also the parts that may follow a directory."""
+    found: set[str] = set()
+    for before, match in _WORD.findall(_VARIABLE.sub(rb" \1 }", text.replace(b"~/", b"$HOME/"))):
+        word = os.fsdecode(match)
+        _, slash, rest = word.partition("/")
+        found |= {word} if before and word[0] == "/" else {word.lstrip("-"), slash + rest, rest}
+    return frozenset(found - {""})
 
 
 def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, Tool]:
@@ -124,22 +170,76 @@ def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir
     named = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
     found: dict[str, Tool] = {}
     for top, name in named:
-        path = which(name)
-        for label, tool in _with_what_it_runs(path, top, local_dir, set()) if path else ():
+        path = name if "/" in name else shutil.which(name, path=os.environ.get("PATH", os.defpath))  # read live
+        for label, tool in _with_what_it_runs(path, top, _Look(local_dir)) if path else ():
             while label in found:  # two of one name, in two directories
                 label += "'"
             found[label] = tool
     return found
 
 
-def _with_what_it_runs(path: str, label: str, local_dir: Path, seen: set[str]) -> Iterator[tuple[str, Tool]]:
-    tool = fingerprint(path, local_dir)
-    if tool is None or tool.path in seen:
+class _Look:
+    """Looks at each file and directory once. `seen` are tools by their paths."""
+
+    def __init__(self, local_dir: Path) -> None:
+        self.tool = functools.cache(lambda path: fingerprint(path, local_dir))
+        self.names = functools.cache(_names)
+        self.seen: set[str] = set()
+
+
+def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str, Tool]]:
+    tool = look.tool(path)
+    if tool is None or tool.path in look.seen:
         return
-    seen.add(tool.path)
+    look.seen.add(tool.path)
     yield label, tool
-    for part in tool.runs:
-        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", local_dir, seen)
+    if not tool.words:
+        return
+    own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
+    words, files, count = set(tool.words), list[str](), 0
+    while len(words) > count:  # a variable may name settings, and they a variable, and that a file
+        count = len(words)
+        words |= {word for value in _variables(words).values() for word in _words(value)}
+        files = list(dict.fromkeys(_files(words, own, look)))
+        read = map(look.tool, files) if "#!" in words else ()
+        words |= {word for text in read if text is not None for word in text.settings}
+    for name, value in _variables(words).items():
+        yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
+    for part in files:
+        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", look)
+
+
+def _variables(words: set[str]) -> dict[str, bytes]:
+    return {name: os.fsencode(os.environ[name]) for name in sorted((words - _NOT_READ) & os.environ.keys())}
+
+
+def _files(words: set[str], own: Collection[str], look: _Look) -> Iterator[str]:
+    """The paths that these words of a tool in the directories `own` may mean, of files that exist or not."""
+    absolute = sorted(word for word in words if word[0] == "/")
+    relative = sorted(word for word in words if "/" in word and word[0] != "/")
+    places = [*own, *filter(look.names, absolute)]
+    places += [place for place in (f"{each}/{word}" for each in places for word in relative) if look.names(place)]
+    yield from (*absolute, *(f"{place}/{word}" for place in places for word in relative))
+    for place in (*places, *os.environ.get("PATH", os.defpath).split(os.pathsep)):
+        names = look.names(place)
+        is_whole = place in own and "$0" in words and len(names) <= _FEW
+        here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & words - _NO_COMPILERS
+        yield from (f"{place}/{name}" for name in sorted(here))
+
+
+def _names(directory: str) -> frozenset[str]:
+    """The names in a directory; none if it is not one. An unchanged one costs a `stat`."""
+    now = time.time_ns()
+    try:
+        stamp = stamp_of(os.stat(directory))  # noqa: PTH116 - as above
+        known = _listings.get(directory)
+        if known is None or known[0] != stamp:
+            known = stamp, frozenset(os.listdir(directory))  # noqa: PTH208 - names alone
+    except OSError:
+        return frozenset()
+    if is_settled(stamp, now):
+        _listings[directory] = known
+    return known[1]
 
 
 def tool_factors(found: Mapping[str, Tool]) -> dict[str, Any]:

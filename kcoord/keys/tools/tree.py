@@ -21,6 +21,7 @@ from kcoord.errors import KeyFactorError
 from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, stamp_of
 
 _COMPILED = (b".pyc", b".pyo")
+_NO_SOURCES = frozenset({b".git", b".hg", b".svn", b"__pycache__"})
 _LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 
 Listed = tuple[bytes, bytes, "Stamp | None"]
@@ -33,8 +34,8 @@ _known: dict[str, tuple[list[Listed], str]] = {}
 def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path) -> str:
     """The SHA-256, in hex, of the files below `root`, or of the one file `root`; equal wherever an equal tree lies.
 
-    Left out are hidden directories, ``__pycache__``, compiled Python and special files. A symbolic link counts as its target;
-    loops end. `local_dir` is `Settings.local_dir`.
+    Left out are ``.git``, ``.hg``, ``.svn``, ``__pycache__``, compiled Python and special files. A symbolic link counts as its
+    target; loops end. `local_dir` is `Settings.local_dir`.
 
     Raises `KeyFactorError` if `root` is missing or a part of it cannot be read. Not guaranteed: that all files are looked at in
     one moment.
@@ -59,18 +60,16 @@ def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path) -> str:
 
 
 def tree_factors(trees: Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, str]:
-    """The fingerprint of each tree, by name. Raises as `tree_fingerprint` does."""
-    return by_name((os.fspath(tree), tree_fingerprint(tree, local_dir)) for tree in trees)
+    """The fingerprint of each tree, by its last name, wherever it lies; two of one name are told apart by their order.
 
-
-def by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Fingerprints by the last name of each tree, wherever it lies; two of one name are told apart by their order."""
+    Raises as `tree_fingerprint` does.
+    """
     found: dict[str, str] = {}
-    for tree, fingerprint in trees:
+    for tree in trees:
         name = Path(tree).name
         while name in found:
             name += "'"
-        found[name] = fingerprint
+        found[name] = tree_fingerprint(tree, local_dir)
     return found
 
 
@@ -92,6 +91,8 @@ def _walk(
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
+        if entry.name in _NO_SOURCES:
+            continue
         name = prefix + entry.name
         try:
             is_directory = entry.is_dir()
@@ -105,8 +106,6 @@ def _walk(
                 yield name, b"leads nowhere", None
             continue  # or it vanished just now
         if is_directory:
-            if entry.name.startswith(b".") or entry.name == b"__pycache__":
-                continue
             first = seen.setdefault((status.st_dev, status.st_ino), name)
             if first is name:
                 yield from _walk(entry.path, name + b"/", matches, seen)

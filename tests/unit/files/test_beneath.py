@@ -20,7 +20,15 @@ ON_THE_NODE = {
     "backends/ninetoothed/adapter.py", "default_dir.py", "keys/function/unimported.py",
 }  # fmt: skip
 """Files whose calls by path are of directories of this user's own."""
-_OTHERS = ("dir_fd=", "dataclasses.replace(", "text.replace(", "content.replace(", "beneath.")
+_OTHERS = (
+    "dir_fd=",
+    "dataclasses.replace(",
+    "code.replace(",
+    "each.replace(",
+    "text.replace(",
+    "content.replace(",
+    "beneath.",
+)
 
 
 def test_what_lies_below_a_store_is_removed_and_renamed_by_descriptors_alone() -> None:

@@ -125,7 +125,8 @@ def test_the_order_of_a_mappings_entries_and_of_a_sets_members_does_not_matter()
     assert digest(f={"a": 1, "b": [2]}) == digest(f={"b": [2], "a": 1})
     assert digest(f={"x": {"a": 1, "b": 2}}) == digest(f={"x": {"b": 2, "a": 1}})
     names = [f"name{n}" for n in range(50)]
-    assert digest(f=set(names)) == digest(f={f"name{n}" for n in range(49, -1, -1)}) == digest(f=frozenset(names))
+    assert digest(f=set(names)) == digest(f={f"name{n}" for n in range(49, -1, -1)})
+    assert digest(f=set(names)) != digest(f=frozenset(names))
     assert digest(f={1: "x", "1": "y"}) == digest(f={"1": "y", 1: "x"})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
+from kcoord.keys.tools.toolchain import tools
 
 
 @pytest.fixture(autouse=True)
@@ -127,17 +128,49 @@ def test_a_library_that_is_linked_counts_by_its_content(
 
 
 def test_nvccs_host_compilers_count(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc = script(place / "nvcc", 'exec g++ "$@"')
-    assert {"gcc", "g++"} < set(read(place, compiler=nvcc).tools)
-    assert "g++" not in read(place, compiler="gcc").tools
+    nvcc = script(place / "nvcc", 'exec /usr/bin/g++ "$@"')
+    assert read(place, compiler=nvcc).tools == (nvcc,)
+    assert {"nvcc/gcc", "nvcc/g++", "nvcc/g++/cc1plus"} < tools([nvcc], place / "local").keys(), "those of PATH"
     monkeypatch.setenv("NVCC_CCBIN", nvcc)
     assert list(commands._host_compilers([nvcc, "-ccbin=gcc", "--compiler-bindir", "cc"])) == [
         "gcc",
         "cc",
         nvcc,
-        "gcc",
-        "g++",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}/g++ -c k.cpp",
+        "ccache {}/g++ -c k.cpp",
+        "nvcc -ccbin {}/g++ -c k.cpp",
+        "nvcc --compiler-bindir={}/g++ -c k.cpp",
+    ],
+)
+@pytest.mark.parametrize("names_places", [False, True])
+def test_a_compiler_is_named_and_not_placed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, line: str, names_places: bool
+) -> None:
+    """Its content counts."""
+    monkeypatch.setattr(commands, "_headers", lambda *given: [])
+    texts = set()
+    for home in ("one", "other"):
+        given = [line.format(f"/opt/{home}").split()]
+        texts.add(commands.inputs_of(given, ["k.cpp"], place, place / "local", names_places).text)
+    (text,) = texts
+    assert "g++ " in text
+
+
+def test_a_path_that_looks_like_the_compiler_counts(place: Path) -> None:
+    found = [read(place, f"-DCC={name}", compiler="/usr/bin/g++").text for name in ("/usr/bin/g++", "g++")]
+    assert found[0] != found[1]
+
+
+def test_outputs_of_an_earlier_build_are_no_tools(place: Path) -> None:
+    (place / "k.o").touch()
+    lines = [("g++", "-c", "k.cpp", "-o", f"{place}/k.o"), ("g++", f"{place}/k.o", "-shared", "-o", "k.so")]
+    assert commands.inputs_of(lines, ["k.cpp"], place, place / "local").tools == ("g++",)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ import pytest
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys import CacheKey
+from kcoord.keys.function.files import Files
 from kcoord.keys.function.namespaces import names_in_class
-from kcoord.keys.function.walk import content_of, content_of_value
-from kcoord.keys.live_key import Declared, LiveKey
-from tests.support.sandbox import Sandbox
+from kcoord.keys.function.walk import content_of
 
 _ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
@@ -50,16 +50,23 @@ class Workshop:
         return digest(self.module(**sources).build, ignore)
 
 
-def digest(function: Callable[..., Any], ignore: tuple[str, ...] = ()) -> str:
-    return CacheKey.of("python", "build", **content_of(function, frozenset(ignore)).factors()).digest
+def digest(function: Any, ignore: tuple[str, ...] = ()) -> str:
+    return CacheKey.of("python", "build", **content_of(function, frozenset(ignore), files=Files()).factors()).digest
+
+
+def digest_of_texts(function: Any) -> str:
+    """As of a Triton kernel: functions count one by one."""
+    return CacheKey.of("python", "build", **content_of(function).factors()).digest
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
     for name in ("subject", "other"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    return Workshop(tmp_path, monkeypatch)
+    yield Workshop(tmp_path, monkeypatch)
+    for name in ("subject", "other"):
+        sys.modules.pop(name, None)
 
 
 _BASE = "def build(x):\n    return x + 1\n"
@@ -137,9 +144,17 @@ def test_a_change_in_a_helper_in_another_module_changes_the_key(workshop: Worksh
     assert workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n") == one
 
 
-def test_a_change_elsewhere_in_the_module_does_not_change_the_key(workshop: Workshop) -> None:
-    one = workshop.digest(subject=_BASE)
-    assert workshop.digest(subject="UNUSED = 3\n\n\ndef unrelated(): pass\n\n\n" + _BASE) == one
+@pytest.mark.parametrize("more", ["UNUSED = 3\n", "def unrelated(): pass\n", "# a comment\n"])
+def test_a_change_elsewhere_in_the_file_changes_the_key_but_not_that_of_the_texts(
+    workshop: Workshop, more: str
+) -> None:
+    keys, texts = [], []
+    for text in (_BASE, _BASE + more):
+        module = workshop.module(subject=text)
+        keys.append(digest(module.build))
+        texts.append(digest_of_texts(module.build))
+    assert keys[0] != keys[1]
+    assert texts[0] == texts[1]
 
 
 def test_recursion_ends(workshop: Workshop) -> None:
@@ -196,7 +211,7 @@ def test_an_annotation_without_identity_counts_by_its_text_and_refuses_nothing(w
     assert workshop.digest(subject=text) == workshop.digest(subject=text)
 
 
-_OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    print(log)\n    return x\n"
+_OPAQUE = "import threading\nlog = threading.local()\ndef build(x):\n    print(log)\n    return x\n"
 
 
 def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(workshop: Workshop) -> None:
@@ -210,7 +225,7 @@ def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(worksho
 
 
 def test_a_closure_value_without_identity_is_refused() -> None:
-    opaque = object()
+    opaque = threading.local()
 
     def build() -> object:
         return opaque
@@ -220,9 +235,10 @@ def test_a_closure_value_without_identity_is_refused() -> None:
 
 
 def test_an_ignored_global_does_not_matter(workshop: Workshop) -> None:
-    one = workshop.digest(ignore=("log",), subject=_OPAQUE)
-    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("log = Opaque()", "log = 'text'")) == one
-    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("return x", "return 2 * x")) != one
+    module = workshop.module(subject=_OPAQUE)
+    one = digest(module.build, ("log",))
+    module.log = "text"
+    assert digest(module.build, ("log",)) == one
 
 
 def test_ignoring_reaches_the_helpers(workshop: Workshop) -> None:
@@ -251,24 +267,6 @@ def test_a_decorator_that_holds_something_opaque_is_no_obstacle() -> None:
     assert digest(build) == digest(build)
 
 
-def test_what_a_decorated_function_reads_is_judged_as_strictly_as_ever() -> None:
-    opaque = object()
-
-    def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any) -> Any:
-            return function(*args)
-
-        return call
-
-    @plain
-    def build() -> object:
-        return opaque
-
-    with pytest.raises(KeyFactorError, match=r"closure .*build.*\.opaque"):
-        content_of(build).factors()
-
-
 def test_a_compile_function_may_use_another_compile_function() -> None:
     import kcoord
 
@@ -287,11 +285,6 @@ def test_a_compile_function_may_use_another_compile_function() -> None:
 def test_what_is_written_in_c_counts_by_its_name() -> None:
     assert digest(len) != digest(max)
     assert content_of(len).factors()["function"].startswith("builtins.len")
-
-
-def test_an_object_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(KeyFactorError, match="no Python function"):
-        content_of(3).factors()  # type: ignore[arg-type]
 
 
 def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
@@ -359,35 +352,6 @@ def test_code_of_no_module_is_the_projects(workshop: Workshop) -> None:
     assert workshop.digest(subject=text.replace("size = 1", "size = 2")) != one
 
 
-_COMPUTED = """
-class Answers:
-    def {method}(self, name): return 1
-config = Answers()
-def build(x): return config.tile
-"""
-
-
-@pytest.mark.parametrize("method", ["__getattr__", "__getattribute__"])
-def test_an_object_that_computes_its_attributes_is_refused_with_a_remedy(workshop: Workshop, method: str) -> None:
-    module = workshop.module(subject=_COMPUTED.format(method=method))
-    with pytest.raises(KeyFactorError, match=r"config\.tile.*__cache_signature__.*ignore="):
-        content_of(module.build).factors()
-
-
-def test_a_method_whose_object_computes_its_attributes_is_refused(sandbox: Sandbox) -> None:
-    class Answers:
-        def __getattr__(self, name: str) -> int:
-            return 1
-
-        def build(self) -> Any:
-            return self.tile
-
-    live = LiveKey(Answers.build, Declared(), lambda: sandbox.local)
-    live._is_method = True  # as a class that is not inside of a function has it
-    with pytest.raises(KeyFactorError, match=r"self\.tile.*__cache_signature__"):
-        live.of((Answers(),), {})
-
-
 def test_a_module_says_a_name_that_is_missing_without_an_error(workshop: Workshop) -> None:
     other = "def __getattr__(name): raise AttributeError(name)\n"
     subject = "import other\ndef build(x):\n    try: return other.there\n    except AttributeError: return x\n"
@@ -397,18 +361,8 @@ def test_a_module_says_a_name_that_is_missing_without_an_error(workshop: Worksho
 def test_a_module_that_is_a_value_counts_by_what_its_author_wrote(workshop: Workshop) -> None:
     subject = "import other\ndef build(x):\n    m = [other]\n    return m[0]\n"
     texts = ["K = 1\n", "K = 2\n", "def f(): return 1\n", "def f(): return 2\n", "class C: n = 1\n", "class C: n = 2\n"]
-    texts += ["__version__ = '1'\n", "lock = object()\n"]
+    texts += ["__version__ = '1'\n", "'''A docstring.'''\nK = 1\n"]
     assert len({workshop.digest(subject=subject, other=t) for t in texts}) == len(texts)
-    assert workshop.digest(subject=subject, other="'''A docstring.'''\nK = 1\n") == workshop.digest(
-        subject=subject, other=texts[0]
-    )
-
-
-def test_an_import_statement_alone_does_not_take_the_whole_module_into_the_key(workshop: Workshop) -> None:
-    subject = "import other as _\ndef build(x):\n    import other\n    return other.K\n"
-    one = workshop.digest(subject=subject, other="K = 1\nUNUSED = 1\n")
-    assert workshop.digest(subject=subject, other="K = 1\nUNUSED = 2\n") == one
-    assert workshop.digest(subject=subject, other="K = 2\nUNUSED = 1\n") != one
 
 
 @pytest.mark.parametrize(
@@ -471,15 +425,6 @@ def test_a_chain_of_calls_may_be_longer_than_pythons_stack(workshop: Workshop) -
     text += "def f1500(x): return x + 1\ndef build(x): return f0(x)\n"
     one = workshop.digest(subject=text)
     assert workshop.digest(subject=text.replace("x + 1", "x + 2")) != one
-
-
-@pytest.mark.parametrize("order", ["decorated(x), plain(x)", "plain(x), decorated(x)"])
-def test_what_is_met_leniently_and_strictly_is_judged_strictly(workshop: Workshop, order: str) -> None:
-    text = "import functools\nopaque = object()\ndef plain(x): return opaque\ndef deco(f):\n    @functools.wraps(f)\n"
-    text += "    def call(x): return plain(f(x))\n    return call\n@deco\ndef decorated(x): return x\n"
-    text += f"def build(x): return {order}\n"
-    with pytest.raises(KeyFactorError, match=r"subject\.opaque"):
-        content_of(workshop.module(subject=text).build)
 
 
 def test_a_wrapper_that_wraps_itself_has_a_key(workshop: Workshop) -> None:
@@ -553,21 +498,6 @@ def test_a_module_that_cannot_be_imported_here_is_no_obstacle(workshop: Workshop
     assert workshop.digest(subject=text, other=f"raise {error}('no such library')\n")
 
 
-_META = """
-class Meta(type):
-    def __getattr__(cls, name): return 1
-class Config(metaclass=Meta):
-    tile = 1
-def build(x): return Config.{name}
-"""
-
-
-def test_a_class_whose_metaclass_computes_what_is_read_is_refused_with_a_remedy(workshop: Workshop) -> None:
-    with pytest.raises(KeyFactorError, match=r"Config\.width: its class computes attributes \(__getattr__\)"):
-        workshop.digest(subject=_META.format(name="width"))
-    assert workshop.digest(subject=_META.format(name="tile"))
-
-
 def test_a_descriptor_that_makes_its_value_anew_each_time_is_no_change(workshop: Workshop) -> None:
     """Else each call would read everything again."""
     subject = workshop.module(
@@ -593,14 +523,13 @@ def test_a_value_whose_class_fails_to_describe_it_counts_as_changed(workshop: Wo
 
 
 _CONFIG = """
+import threading
 class Config:
     def size(self): return self.inner.tile * 2
 config, other = Config(), Config()
 config.inner, config.inner.tile = Config(), 1
 other.me = other
-class Slotted:
-    __slots__ = ("tile",)
-slotted = Slotted()
+local = threading.local()
 """
 
 
@@ -617,22 +546,26 @@ def test_a_class_counts_the_same_after_one_of_its_objects_was_copied() -> None:
 def test_a_value_counts_by_its_attributes_at_any_depth_and_by_its_class(workshop: Workshop) -> None:
     def said(text: str) -> str:
         config = workshop.module(subject=text).config
-        return CacheKey.of("python", "value", **content_of_value(config).factors()).digest
+        return CacheKey.of("python", "value", **content_of(config).factors()).digest
 
     texts = [_CONFIG, _CONFIG.replace("tile = Config(), 1", "tile = Config(), 3"), _CONFIG.replace("* 2", "* 4")]
     assert len({said(text) for text in texts}) == len(texts)
     assert said(_CONFIG) == said(_CONFIG)
 
 
-@pytest.mark.parametrize("name", ["other", "slotted"])
-def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Workshop, name: str) -> None:
+def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Workshop) -> None:
     with pytest.raises(KeyFactorError, match="has no identity"):
-        content_of_value(getattr(workshop.module(subject=_CONFIG), name))
+        content_of(workshop.module(subject=_CONFIG).local)
+
+
+def test_an_object_that_refers_to_itself_counts_by_the_way_back(workshop: Workshop) -> None:
+    text = "class Node:\n    pass\na, b = Node(), Node()\na.next, b.next = b, {}\ndef build(): return a\n"
+    assert workshop.digest(subject=text.format("a")) != workshop.digest(subject=text.format("b"))
 
 
 def test_an_attribute_that_a_value_gets_is_a_change(workshop: Workshop) -> None:
     config = workshop.module(subject=_CONFIG).config
-    unchanged = content_of_value(config).watch.unchanged()
+    unchanged = content_of(config).watch.unchanged()
     assert unchanged()
     config.inner.more = 1
     assert not unchanged()

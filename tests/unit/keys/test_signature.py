@@ -84,7 +84,7 @@ class OtherSigned(Signed):
     pass
 
 
-class Opaque:
+class Opaque(threading.local):
     pass
 
 
@@ -220,10 +220,10 @@ def test_a_value_has_one_token_however_often_it_is_made() -> None:
 
 
 def test_what_is_no_difference_to_a_key_is_none_to_an_argument() -> None:
-    assert encoding({1, 2}) == encoding(frozenset({2, 1}))
+    assert encoding({1, 2}) == encoding({2, 1})
     assert encoding({"a": 1, "b": 2}) == encoding({"b": 2, "a": 1})
-    for mapping in (collections.OrderedDict(a=1), collections.Counter("a"), types.MappingProxyType({"a": 1})):
-        assert encoding(mapping) == encoding({"a": 1})
+    for mapping in (collections.Counter("a"), types.MappingProxyType({"a": 1})):
+        assert encoding(mapping) != encoding({"a": 1}), "another class has other methods"
 
 
 _SCALARS: Any = st.sampled_from(
@@ -556,9 +556,9 @@ def test_code_that_claims_to_be_pythons_own_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        Opaque(), object(), bytearray(b"x"), range(3), iter([]), slice(1), torch.Generator(), torch.nn.Linear(2, 2),
+        Opaque(), iter([]), torch.Generator(), torch.nn.Linear(2, 2),
         type("SubInt", (int,), {})(3), type("SubStr", (str,), {})("x"), type("SubList", (list,), {})([1]),
-        type("SubDict", (dict,), {})(a=1), memoryview(b"x"), ...,
+        type("SubDict", (dict,), {})(a=1), memoryview(b"x"),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -589,7 +589,7 @@ def test_an_unhashable_moment_names_the_key_or_the_member() -> None:
 
 @pytest.mark.parametrize("path", [Path("/etc/hosts"), PurePosixPath("x")])
 def test_a_path_is_refused_for_it_says_nothing_of_its_file(path: Any) -> None:
-    with pytest.raises(KeyFactorError, match=r"arguments\.x: a path .*read_bytes.*str\(path\)"):
+    with pytest.raises(KeyFactorError, match=r"arguments\.x: a path .*trees=.*read_bytes"):
         token(path)
 
 
@@ -598,15 +598,13 @@ def test_a_structure_that_contains_itself_or_is_too_deep_is_refused() -> None:
     loop.append(loop)
     table: dict[str, Any] = {}
     table["t"] = table
-    tile = Tile(1)
-    tile.n = tile
     signed = Signed(None)
     signed.value = signed
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
-    for value in (loop, table, tile, signed, deep):
-        with pytest.raises(KeyFactorError, match=r"^arguments\.x.*: it is nested too deeply, or refers to itself$"):
+    for value in (loop, table, signed, deep):
+        with pytest.raises(KeyFactorError, match=r"^arguments\.x.*refers to itself: give.*"):
             token(value)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from kcoord.keys import CacheKey
 from kcoord.keys.tools import machine_cache, toolchain
-from kcoord.keys.tools.toolchain import fingerprint, tool_factors, tools, which
+from kcoord.keys.tools.toolchain import fingerprint, tool_factors, tools
 from tests.support.sandbox import eventually, finish
 
 _ROOT = Path(__file__).parents[3]
@@ -42,8 +42,11 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> Hashes:
 
 
 @pytest.fixture(autouse=True)
-def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def _another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the compilers of this machine."""
     monkeypatch.setattr(toolchain, "_known", {})
+    monkeypatch.setattr(toolchain, "_listings", {})
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
 
 
 @pytest.fixture
@@ -60,6 +63,7 @@ def local(tmp_path: Path) -> Path:
 def forget() -> None:
     """As a new process of this machine starts."""
     toolchain._known.clear()
+    toolchain._listings.clear()
 
 
 def script(path: Path, body: str = "echo tool 1.0") -> Path:
@@ -239,29 +243,33 @@ def test_what_is_no_file_is_no_tool(tmp_path: Path, local: Path) -> None:
         assert fingerprint(f"{tmp_path}/{name}", local) is None
 
 
-def test_path_is_read_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_read_live(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    script(two / "nvcc")
+
+    def found() -> str | None:
+        tool = tools(["ptxas"], local).get("ptxas")
+        return None if tool is None else tool.path
+
+    script(two / "ptxas")
     monkeypatch.setenv("PATH", f"{one}{os.pathsep}{two}")
-    assert which("nvcc") == f"{two}/nvcc"
-    script(one / "nvcc")
-    assert which("nvcc") == f"{one}/nvcc", "a tool that appears earlier on the same PATH"
-    (one / "nvcc").chmod(0o644)
-    assert which("nvcc") == f"{two}/nvcc", "one that cannot be run"
-    (one / "nvcc").unlink()
-    (one / "nvcc").mkdir()
-    assert which("nvcc") == f"{two}/nvcc", "a directory"
+    assert found() == f"{two}/ptxas"
+    script(one / "ptxas")
+    assert found() == f"{one}/ptxas", "a tool that appears earlier on the same PATH"
+    (one / "ptxas").chmod(0o644)
+    assert found() == f"{two}/ptxas", "one that cannot be run"
+    (one / "ptxas").unlink()
+    (one / "ptxas").mkdir()
+    assert found() == f"{two}/ptxas", "a directory"
     monkeypatch.setenv("PATH", f"{one}")
-    assert which("nvcc") is None
+    assert found() is None
     monkeypatch.delenv("PATH")
-    assert which("sh") == shutil.which("sh")
-    assert which("/no/such/nvcc") == "/no/such/nvcc"
+    assert "sh" in tools(["sh"], local)
 
 
 def cuda(home: Path) -> Path:
     """A CUDA directory, as far as it concerns code."""
     for name in ("bin/nvcc", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc"):
-        script(home / name, f"echo {name}")
+        script(home / name)
     (home / "nvvm" / "libdevice").mkdir()
     (home / "nvvm" / "libdevice" / "libdevice.10.bc").write_bytes(b"BC")
     return home
@@ -272,7 +280,7 @@ def test_nvcc_is_also_what_it_runs(tmp_path: Path, local: Path, part: str) -> No
     home = cuda(tmp_path / "cuda")
     nvcc = str(home / "bin" / "nvcc")
     before = tools([nvcc], local)
-    assert list(before) == ["nvcc", "nvcc/ptxas", "nvcc/fatbinary", "nvcc/cicc", "nvcc/libdevice.10.bc"]
+    assert list(before) == ["nvcc", "nvcc/cicc", "nvcc/libdevice.10.bc", "nvcc/fatbinary", "nvcc/ptxas"]
     (home / part).write_text("#!/bin/sh\nanother\n")
     after = tools([nvcc], local)
     assert [label for label in before if before[label] != after[label]] == [
@@ -301,6 +309,198 @@ def test_what_a_wrapper_script_names_counts(tmp_path: Path, local: Path) -> None
     assert before["nvcc/nvcc/cicc"] != after["nvcc/nvcc/cicc"]
     forget()
     assert tools([str(wrapper)], local) == after, "and a kept entry knows what the script names"
+
+
+_WRAPPERS: dict[str, tuple[str, str]] = {
+    "a name on PATH": ('exec realcc "$@"', "path/realcc"),
+    "the next one of its name on PATH": ('PATH={home}/path exec mycc "$@"', "path/mycc"),
+    "one beside it": ('exec "$(dirname "$0")/realcc" "$@"', "bin/realcc"),
+    "one beside it, that a link leads to": ('exec "$(dirname "$(readlink -f "$0")")/realcc"', "bin/realcc"),
+    "one beside the link that leads to it": ('exec "$(dirname "$0")/opt/cc" "$@"', "opt/cc"),
+    "one beside it, by a computed name": ('exec "${{0%/*}}/real$(echo cc)" "$@"', "bin/realcc"),
+    "one in a directory beside it": ('exec "$(dirname "$0")/../libexec/realcc" "$@"', "libexec/realcc"),
+    "a path in a variable": ('REAL={home}/opt/cc\nexec "$REAL" "$@"', "opt/cc"),
+    "its own directory in a variable": (
+        'HERE=$(cd "$(dirname "$0")" && pwd)\nREAL=$HERE/realcc\nexec "$REAL" "$@"', "bin/realcc",
+    ),
+    "a directory and a name": ('ROOT={home}/opt\nNAME=cc\nexec "$ROOT/bin/$NAME" "$@"', "opt/bin/cc"),
+    "a PATH that it sets": ('PATH={home}/opt/bin:$PATH\nexec cc "$@"', "opt/bin/cc"),
+    "a default": ('exec "${{UNSET:-realcc}}" "$@"', "path/realcc"),
+    "another default": ('exec ${{UNSET-realcc}} "$@"', "path/realcc"),
+    "a variable of the environment": ('exec "$REAL_PATH" "$@"', "opt/cc"),
+    "a name in the environment": ('exec ${{REAL_NAME:-false}} "$@"', "path/realcc"),
+    "a directory in the environment": ('exec "$REAL_ROOT/bin/cc" "$@"', "opt/bin/cc"),
+    "one in the home directory": ('exec ~/bin/cc "$@"', "opt/bin/cc"),
+    "the settings that it reads": ('. "${{0%/*}}/settings"\nexec "$WHAT" "$@"', "opt/cc"),
+    "a program of Python": ("exec {python} -c 'import os; os.execvp(\"realcc\", [\"realcc\"])'", "path/realcc"),
+}  # fmt: skip
+"""Bodies of a script ``bin/mycc``, and what it runs."""
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("path/realcc", "path/mycc", "bin/realcc", "bin/mycc", "libexec/realcc", "opt/cc", "opt/bin/cc"):
+        script(tmp_path / name, f"echo {name} 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
+    for name, value in {"PATH": "opt/cc", "ROOT": "opt"}.items():
+        monkeypatch.setenv(f"REAL_{name}", f"{tmp_path}/{value}")
+    monkeypatch.setenv("REAL_NAME", "realcc")
+    monkeypatch.setenv("HOME", f"{tmp_path}/opt")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("old_files")
+@pytest.mark.parametrize("what", _WRAPPERS)
+def test_a_wrapper_is_also_what_it_runs(surroundings: Path, local: Path, what: str, hashes: Hashes) -> None:
+    body, real = _WRAPPERS[what]
+    wrapper = script(surroundings / "bin" / "mycc", body.format(home=surroundings, python=sys.executable))
+    if "settings" in what:
+        (surroundings / "bin" / "settings").write_text(f"WHAT={surroundings}/opt/cc\n")
+    if "link" in what:
+        link = surroundings / "mycc"
+        link.symlink_to(wrapper)
+        wrapper = link
+
+    def output() -> str:
+        return subprocess.run([wrapper], capture_output=True, text=True, check=True).stdout
+
+    before = tools([str(wrapper)], local)
+    assert output() == f"{real} 1\n", "and this is what the wrapper runs"
+    forget()
+    hashes.paths.clear()
+    assert tools([str(wrapper)], local) == before
+    assert hashes.paths == [], "unchanged, nothing is read"
+    script(surroundings / real, f"echo {real} 22")
+    assert output() == f"{real} 22\n"
+    assert tools([str(wrapper)], local) != before
+
+
+def test_variables_that_a_script_reads_count_by_their_values(
+    surroundings: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MODE", raising=False)
+    wrapper = script(surroundings / "bin" / "mycc", 'exec realcc ${MODE:-fast} "$PWD" "$@"')
+    found = [tools([wrapper], local)]
+    for value in ("slow", "slower"):
+        monkeypatch.setenv("MODE", value)
+        found.append(tools([wrapper], local))
+    assert [("mycc/$MODE" in each) for each in found] == [False, True, True]
+    assert found[1]["mycc/$MODE"] != found[2]["mycc/$MODE"]
+    monkeypatch.setenv("PWD", "/elsewhere")
+    monkeypatch.setenv("OTHER", "x")
+    assert tools([wrapper], local) == found[2]
+
+
+@pytest.mark.usefixtures("old_files")
+def test_of_a_directory_of_many_programs_those_that_a_script_names_count(
+    surroundings: Path, local: Path, hashes: Hashes
+) -> None:
+    """As in ``/usr/bin``."""
+    for number in range(40):
+        script(surroundings / "bin" / f"program{number}", "echo 1")
+    wrapper = script(surroundings / "bin" / "mycc", 'exec "${0%/*}/program7" "$@"  # and no other')
+    before = tools([wrapper], local)
+    assert sorted(hashes.paths) == ["mycc", "program7"]
+    script(surroundings / "bin" / "program8", "echo 22")
+    assert tools([wrapper], local) == before
+    script(surroundings / "bin" / "program7", "echo 22")
+    assert tools([wrapper], local) != before
+
+
+def test_outputs_of_the_job_beside_a_script_do_not_count(surroundings: Path, local: Path) -> None:
+    """A checkpoint beside one that does not ask where it lies, and the script's own log."""
+    for name, body, output in (
+        ("mycc", f"exec {surroundings}/opt/cc", "weights"),
+        ("yourcc", 'echo >> "$0.log"', "yourcc.log"),
+    ):
+        wrapper = script(surroundings / "bin" / name, body)
+        before = tools([wrapper], local)
+        (surroundings / "bin" / output).write_text("step 1")
+        assert tools([wrapper], local) == before
+
+
+def test_a_program_that_appears_on_path_for_a_wrapper_is_seen(surroundings: Path, local: Path) -> None:
+    (surroundings / "path" / "realcc").unlink()
+    (surroundings / "bin" / "realcc").unlink()
+    wrapper = script(surroundings / "bin" / "mycc", 'exec realcc "$@"')
+    before = tools([wrapper], local)
+    script(surroundings / "path" / "realcc", "echo 2")
+    assert tools([wrapper], local) != before
+
+
+def test_a_young_directory_is_listed_again_although_its_stamp_has_not_changed(
+    surroundings: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = machine_cache.stamp_of((surroundings / "path").stat())
+    monkeypatch.setattr(toolchain, "stamp_of", lambda found: stamp)
+    wrapper = script(surroundings / "bin" / "mycc", 'exec yourcc "$@"')
+    assert list(tools([wrapper], local)) == ["mycc"]
+    script(surroundings / "path" / "yourcc")
+    assert list(tools([wrapper], local)) == ["mycc", "mycc/yourcc"]
+
+
+def test_a_launcher_that_a_link_calls_a_compiler_is_also_the_next_one_on_path(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``/usr/lib/ccache/g++``."""
+    ccache, real = tmp_path / "bin" / "ccache", script(tmp_path / "usr" / "g++", "echo 1")
+    ccache.parent.mkdir()
+    ccache.write_bytes(b"\x7fELF\0")
+    ccache.chmod(0o755)
+    (tmp_path / "shims").mkdir()
+    (tmp_path / "shims" / "g++").symlink_to(ccache)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{tmp_path}/usr")
+    before = tools(["g++"], local)
+    assert list(before) == ["g++", "g++/g++"]
+    script(real, "echo 2")
+    assert tools(["g++"], local) != before
+
+
+def gcc(home: Path) -> str:
+    """The driver of this machine's g++, installed in `home`, and a pass of its own."""
+    driver = Path(os.path.realpath(shutil.which("g++", path="/usr/bin") or pytest.skip("no g++")))
+    asked = subprocess.run([driver, "-print-prog-name=cc1plus"], capture_output=True, text=True, check=True)
+    passes = Path(asked.stdout.strip()).parent
+    (home / "bin").mkdir(parents=True)
+    shutil.copy(driver, home / "bin" / "g++")
+    script(home / passes.relative_to("/usr") / "cc1plus", "echo 1")
+    return str(home / "bin" / "g++")
+
+
+def test_a_host_compiler_is_its_driver_and_its_passes_wherever_they_lie(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (gcc(tmp_path / name) for name in ("one", "two"))
+    before = tools([one], local)
+    assert before["g++/cc1plus"].path.startswith(str(tmp_path / "one"))
+    assert tools([two], local) == before
+    script(Path(tools([two], local)["g++/cc1plus"].path), "echo 2")
+    assert [label for label, tool in tools([two], local).items() if before[label] != tool] == ["g++/cc1plus"]
+    script(tmp_path / "mine" / "cc1plus", "echo 3")
+    monkeypatch.setenv("COMPILER_PATH", str(tmp_path / "mine"))
+    assert tools([one], local)["g++/cc1plus"].path == f"{tmp_path}/mine/cc1plus"
+
+
+def test_a_clang_of_another_version_is_another_although_its_driver_is_the_same(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is of a library that the driver loads; the text around it holds the place."""
+    source = tmp_path / "clang.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <string.h>\n"
+        "int main(int n, char **v) { char t[4096]; strcpy(t, v[0]); strcpy(strrchr(t, '/'), \"/version\");"
+        ' FILE *f = fopen(t, "r"); fgets(t, 99, f);'
+        ' fprintf(stderr, "clang version %s (here)\\nInstalledDir: %s\\n", t, v[0]); return 0; }'
+    )
+    built = tmp_path / "built"
+    subprocess.run(["/usr/bin/gcc", "-w", "-o", built, source], check=True, env={"PATH": "/usr/bin:/bin"})
+    found = []
+    for name, version in {"one": "14.0.6", "two": "14.0.6", "three": "14.0.7"}.items():
+        (tmp_path / name).mkdir()
+        shutil.copy(built, tmp_path / name / "clang-14")
+        (tmp_path / name / "version").write_text(version)
+        found.append(tools([str(tmp_path / name / "clang-14")], local))
+    assert found[0] == found[1] != found[2]
 
 
 def test_scripts_that_name_each_other_end(tmp_path: Path, local: Path) -> None:

@@ -71,6 +71,7 @@ _EDITS: dict[str, Callable[[Path], object]] = {
     ),
     "where content ends": lambda r: ((r / "gemm.h").write_text(""), (r / "copy.h").write_text("ab")),
     "a hidden file": lambda r: (r / ".config").write_text("x"),
+    "a file in a hidden directory": lambda r: write(r, {".config/deep/x.h": "x"}),
     "a file behind a link": lambda r: (r / "link.h").symlink_to(write(r.parent / "other") / "gemm.h"),
     "a directory behind a link": lambda r: (r / "link").symlink_to(write(r.parent / "other")),
     "a link that leads nowhere": lambda r: (r / "dangling.h").symlink_to("nowhere"),
@@ -90,7 +91,10 @@ def test_every_edit_is_noticed_by_the_next_look_and_by_the_next_process(root: Pa
 
 
 _NO_EDITS: dict[str, Callable[[Path], object]] = {
-    "a repository": lambda r: write(r / ".git", {"objects/ab": "x"}),
+    "a repository of git": lambda r: write(r / ".git", {"objects/ab": "x"}),
+    "a worktree of git": lambda r: write(r, {"sm90/.git": "gitdir: /elsewhere"}),
+    "a repository of Mercurial": lambda r: write(r / ".hg", {"store/ab": "x"}),
+    "a repository of Subversion": lambda r: write(r / "sm90" / ".svn", {"wc.db": "x"}),
     "compiled Python": lambda r: write(r, {"__pycache__/a.cpython-311.pyc": "x", "a.pyc": "x"}),
     "a socket or a pipe": lambda r: os.mkfifo(r / "pipe"),
     "an empty directory": lambda r: (r / "empty").mkdir(),

@@ -115,14 +115,6 @@ def test_a_namespace_package_is_found(project: Project) -> None:
     assert project.key(text, outer__inner__late="def helper(x): return x + 2\n") != before
 
 
-def test_of_a_plain_module_the_key_is_the_same_after_its_import(project: Project) -> None:
-    subject = project.subject(IMPORTS, late=PLAIN, consts="N = 1\nUNUSED = 1\n")
-    before = key(subject)
-    assert subject.build(1) == 6
-    assert key(subject) == before
-    assert project.key(IMPORTS, late=PLAIN, consts="N = 1\nUNUSED = 2\n") == before
-
-
 @pytest.mark.parametrize("late", [
     "from config import TILE\ndef helper(x): return x + TILE\n",
     "import config\ndef helper(x): return x + config.TILE\n",

@@ -71,7 +71,7 @@ def rules(path: Path) -> dict[str, set[str]]:
 def test_ranks_with_directories_of_their_own_run_one_compiler(sandbox: Sandbox) -> None:
     """DeepGEMM#301: each rank compiles each kernel, in a directory of its own. The launcher is a script, as it wants a path."""
     real, launcher = sandbox.root / "real", sandbox.root / "nvcc"
-    real.write_text('#!/bin/sh\ncase "$*" in *" -M") ;; *) echo >> "$0.calls" ;; esac\nexec g++ "$@"\n')
+    real.write_text('#!/bin/sh\ncase "$*" in *" -M") ;; *) echo >> "$0.log" ;; esac\nexec g++ "$@"\n')
     launcher.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *map(str, KCOORD)])} cc -- {real} "$@"\n')
     for script in (real, launcher):
         script.chmod(0o755)
@@ -84,7 +84,7 @@ def test_ranks_with_directories_of_their_own_run_one_compiler(sandbox: Sandbox) 
         command = [launcher, "-c", place / "kernel.cpp", "-o", outputs[-1]]
         subprocess.run(command, env=sandbox.env(), check=True, timeout=60)
     assert len({output.read_bytes() for output in outputs}) == 1
-    assert real.with_name("real.calls").read_text() == "\n"
+    assert real.with_name("real.log").read_text() == "\n"
 
 
 def test_a_refused_compile_has_the_compilers_status_and_messages(sandbox: Sandbox, source: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from kcoord.backends.inductor import cpp
 from tests.support.sandbox import Sandbox
 
 
-def a_build(directory: Path) -> cpp.Build:
+def a_build(directory: Path, compiler: str = "", header: str = "#define ANSWER 42\n") -> cpp.Build:
     """An object file and a library, as torch makes them."""
     directory.mkdir()
+    compiled = directory / "header.h"
+    compiled.write_text(header)
     source = directory / "unit.cpp"
-    source.write_text('extern "C" int answer() { return 42; }\n')
-    how: dict[str, Any] = {"compiler": get_cpp_compiler(), "cflags": ["fPIC"]}
-    first = CppBuilder("unit", str(source), BuildOptionsBase(**how, compile_only=True), str(directory))
+    source.write_text('extern "C" int answer() { return ANSWER; }\n')
+    how: dict[str, Any] = {"compiler": compiler or get_cpp_compiler(), "cflags": ["fPIC"]}
+    options = BuildOptionsBase(**how, compile_only=True)
+    options.precompiled_header = str(compiled)
+    first = CppBuilder("unit", str(source), options, str(directory))
     linker = CppBuilder(
         "unit", first.get_target_file_path(), BuildOptionsBase(**how, ldflags=["shared"]), str(directory)
     )
@@ -41,8 +46,8 @@ def test_a_library_is_linked_elsewhere_and_nothing_half_written_is_at_its_place(
     request.target.write_bytes(b"what a linker left that was killed")
     before = {path.name: path.stat().st_mtime_ns for path in request.target.parent.iterdir()}
     cpp.CppBackend().compile(request, staging)
-    assert [path.name for path in staging.iterdir()] == [request.target.name]
-    assert answer(staging / request.target.name) == 42
+    assert [path.name for path in staging.iterdir()] == ["library.so"]
+    assert answer(staging / "library.so") == 42
     assert before == {path.name: path.stat().st_mtime_ns for path in request.target.parent.iterdir()}
 
 
@@ -51,8 +56,8 @@ def test_where_torch_cannot_build_elsewhere_it_builds_in_its_own_place(tmp_path:
     request, staging = a_build(tmp_path / "cache"), tmp_path / "a user's directory"
     staging.mkdir()
     cpp.CppBackend().compile(request, staging)
-    assert [path.name for path in staging.iterdir()] == [request.target.name]
-    assert answer(staging / request.target.name) == answer(request.target) == 42
+    assert [path.name for path in staging.iterdir()] == ["library.so"]
+    assert answer(staging / "library.so") == answer(request.target) == 42
 
 
 def test_a_library_that_a_process_without_kcoord_links_is_waited_for(tmp_path: Path) -> None:
@@ -79,6 +84,22 @@ def test_builders_of_another_torch_are_left_alone(tmp_path: Path) -> None:
     assert not cpp.CppBackend().bypass(request)
     del request.builders[0]._output
     assert "differ" in cpp.CppBackend().bypass(request)
+
+
+def test_a_compiler_at_another_place_makes_no_other_key(tmp_path: Path) -> None:
+    """Torch names its files, and the header that it precompiles, by hashes of the compiler's path."""
+    driver = Path(shutil.which("g++") or pytest.skip("no g++")).resolve()
+    keys = []
+    for name in ("one", "two"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        shutil.copy(driver, tmp_path / name / "bin" / "g++")
+        for part in ("lib", "include"):
+            (tmp_path / name / part).symlink_to(f"/usr/{part}")
+        request = a_build(tmp_path / name / "cache", str(tmp_path / name / "bin" / "g++"))
+        keys.append(cpp.CppBackend().key(request))
+    assert keys[0] == keys[1]
+    other = a_build(tmp_path / "other", str(tmp_path / "two" / "bin" / "g++"), "#define ANSWER 43\n")
+    assert [found.name for found in keys[0].diff(cpp.CppBackend().key(other))] == ["headers"]
 
 
 def test_a_source_that_vanished_is_torchs_error_and_none_of_kcoord(sandbox: Sandbox) -> None:

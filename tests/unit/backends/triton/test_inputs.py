@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton import knobs
 from triton.runtime.driver import driver
 
 from kcoord.backends.triton import adapter
@@ -31,11 +32,11 @@ def scale(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     sys.modules.pop("kernels", None)
     kernel = importlib.import_module("kernels").scale
-    from kcoord.backends.triton.inputs import _Caches, count_changes_of_the_environment
+    from kcoord.backends.triton.inputs import _Caches, count_changes
 
     for name in ("putenv", "unsetenv"):
         monkeypatch.setattr(os, name, getattr(os, name))  # put back at the end
-    count_changes_of_the_environment()
+    count_changes()
     kernel.device_caches = caches = _Caches(dict, {0: "kernels of device 0"})
     caches.watch(kernel)
     return kernel
@@ -57,6 +58,42 @@ def test_a_change_drops_the_kernels_and_no_other_access_does(scale: Any) -> None
         assert first[0] == {}
     finally:
         del os.environ["TRITON_DISABLE_LINE_INFO"], os.environ["SOMETHING_ELSE"]
+
+
+def test_a_knob_that_is_set_drops_the_kernels_and_so_does_the_end_of_its_scope(
+    scale: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knobs, "propagate_env", False)
+    caches = scale.device_caches
+    with knobs.nvidia.scope():
+        knobs.nvidia.disable_ptxas_opt = True
+        assert caches[0] == {}
+        caches[0] = "kernels of the knob"
+        del knobs.nvidia.disable_ptxas_opt
+        assert caches[0] == {}
+        knobs.nvidia.disable_ptxas_opt = True
+        assert caches[0] == {}
+        caches[0] = "kernels of the knob"
+    assert caches[0] == {}
+    caches[0] = "kernels of device 0"
+    knobs.autotuning.listener = None
+    assert caches[0] == "kernels of device 0"
+
+
+def test_an_exchanged_section_of_knobs_is_noticed_by_each_kernel(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton's own tests exchange it."""
+    from kcoord.backends.triton.inputs import _Caches, _process
+
+    other = importlib.import_module("kernels").broken
+    other.device_caches = _Caches(dict, {0: "kernels"})
+    other.device_caches.watch(other)
+    assert other.device_caches[0] == "kernels"
+    monkeypatch.setattr(knobs, "nvidia", knobs.nvidia.copy())
+    monkeypatch.setattr(knobs, "propagate_env", False)
+    vars(knobs.nvidia)["disable_ptxas_opt"] = True
+    _process.due = 0.0  # as after 50 ms
+    assert scale.device_caches[0] == {}
+    assert other.device_caches[0] == {}
 
 
 class _Driver:

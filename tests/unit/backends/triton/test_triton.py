@@ -166,6 +166,52 @@ def test_a_miss_is_explained_by_the_variable_that_made_it(sandbox: Sandbox) -> N
     assert told.stdout.splitlines()[-1].strip() == "env TRITON_DISABLE_LINE_INFO: unset → 1"
 
 
+_LINES = """
+import kcoord
+kcoord.install()
+import sys
+sys.path.insert(0, sys.argv[1])
+import triton, lines
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+triton.compile(ASTSource(lines.kernel, {"x": "*i32"}, {}), target=GPUTarget("cuda", 90, 32))
+"""
+_LINED = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def helper(v): return v + 1
+SPACE
+@triton.jit
+def kernel(x):
+    tl.store(x, helper(tl.load(x)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "told"),
+    [
+        ("# above both\n", ["first line: 8 → 9 (the code itself is unchanged)", "first line of lines.helper: 5 → 6"]),
+        ("", ["first line: 8 → 9 (the code itself is unchanged)"]),
+    ],
+    ids=["above both", "between"],
+)
+def test_a_kernel_whose_first_line_alone_changed_says_so(sandbox: Sandbox, above: str, told: list[str]) -> None:
+    """Its number is in Triton's key, for debuggers' sake."""
+    file = sandbox.root / "lines.py"
+    between = "" if above else "\n"
+    for before, space in (("", ""), (above, between)):
+        file.write_text(before + _LINED.replace("SPACE", space))
+        done = sandbox.run("-B", "-c", _LINES, str(file.parent))
+        assert done.returncode == 0, done.stderr
+    keys = sorted(homes(sandbox), key=lambda home: (home / MANIFEST_NAME).stat().st_mtime_ns)
+    digest = Manifest.decode((keys[-1] / MANIFEST_NAME).read_bytes()).key.digest
+    explained = sandbox.run_kcoord("-c", "from kcoord.cli import main; main()", "explain", digest[:16])
+    assert explained.returncode == 0, explained.stderr
+    assert [line.strip() for line in explained.stdout.partition(f"to {digest[:12]}:")[2].splitlines()[1:]] == told
+
+
 def test_a_replay_that_is_the_first_to_import_triton_hooks_it(sandbox: Sandbox) -> None:
     """As the workers of `kcoord warmup` do: the hook imports the replayer's modules in the middle of that import."""
     script = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import subprocess
 import sys
@@ -10,40 +11,41 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.backends.triton.variables import VARIABLES
-
-# Of Triton's own knobs, those that change no kernel.
-_NEUTRAL = {
-    "where files lie": {"TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR"},
-    "who caches": {
-        "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_REDIS_KEY_FORMAT", "TRITON_REDIS_HOST",
-        "TRITON_REDIS_PORT", "TRITON_CACHE_AUTOTUNING", "TRITON_ALWAYS_COMPILE",
-    },
-    "kernels that are overridden are not shared": {"TRITON_KERNEL_OVERRIDE"},
-    "what is printed or dumped": {
-        "TRITON_KERNEL_DUMP", "TRITON_PRINT_AUTOTUNING", "TRITON_FRONT_END_DEBUGGING", "TRITON_DUMP_PTXAS_LOG",
-    },
-    "keyed by content": {
-        "TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH", "TRITON_HIP_LLD_PATH",
-        "TRITON_AMD_CODEGEN_PATH",
-    },
-    "tools that only show": {"TRITON_CUOBJDUMP_PATH", "TRITON_NVDISASM_PATH"},
-    "the launcher, not the kernel": {
-        "CC", "TRITON_CUDACRT_PATH", "TRITON_CUDART_PATH", "TRITON_LIBCUDA_PATH", "TRITON_LIBHIP_PATH",
-    },
-    "nothing is compiled": {"TRITON_INTERPRET"},
-}  # fmt: skip
+from kcoord.backends.triton.variables import NEUTRAL_KNOBS, VARIABLES
 
 
-def test_every_knob_of_triton_is_keyed_or_known_to_be_neutral() -> None:
+def test_each_knob_of_triton_is_in_the_key_or_has_a_reason_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = pytest.importorskip("triton.knobs")
-    found = {
-        descriptor.key
-        for section in vars(knobs).values()
-        if isinstance(section, knobs.base_knobs) and section is not knobs.proton
-        for descriptor in section.knob_descriptors.values()
-    }
-    assert found - VARIABLES.keys() == found & set().union(*_NEUTRAL.values())
+    from kcoord.backends.triton.knobs import all_knobs, hidden_knobs
+
+    monkeypatch.setattr(knobs, "propagate_env", False)
+    before, found = hidden_knobs(), {}
+    for section, name, knob in list(all_knobs()):
+        holder = getattr(knobs, section)
+        with holder.scope():
+            setattr(holder, name, "something else")
+            found[f"{section}.{name}"] = set(hidden_knobs()) - set(before), getattr(knob, "key", None)
+    assert hidden_knobs() == before
+    keyed = {name for name, (added, _) in found.items() if added == {(name, "something else")}}
+    neutral = {name for name in found if {name, name.partition(".")[0]} & NEUTRAL_KNOBS.keys()}
+    assert keyed == found.keys() - neutral
+    assert {variable for name in keyed if (variable := found[name][1])} <= VARIABLES.keys()
+    assert len(keyed) >= 20
+
+
+def test_a_knob_that_its_variable_tells_is_in_the_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set in Python or in the environment, it is one kernel."""
+    knobs = pytest.importorskip("triton.knobs")
+    from kcoord.backends.triton.knobs import hidden_knobs
+
+    monkeypatch.delenv("DISABLE_PTXAS_OPT", raising=False)
+    with knobs.nvidia.scope():
+        known = hidden_knobs()
+        knobs.nvidia.disable_ptxas_opt = True
+        assert os.environ["DISABLE_PTXAS_OPT"] == "1"
+        assert hidden_knobs() == known
+        os.environ["DISABLE_PTXAS_OPT"] = "0"
+        assert set(hidden_knobs()) - set(known) == {("nvidia.disable_ptxas_opt", True)}
 
 
 _PREFIXES = b"TRITON AMDGCN LLVM MLIR NVPTX PTXAS DISABLE ENABLE USE ALLOW STORE PREFER WARP".split()
