@@ -164,7 +164,7 @@ class LiveKey:
             raise GlobalsDrift(self._function.__qualname__, tuple(changes), _REMEDY)
 
     def check_still(self, call: Call) -> None:
-        """Raises `GlobalsDrift` if something moved since `call` was made: its compile may have read either value.
+        """Raises `GlobalsDrift` if a value moved since `call` was made: its compile may have read either one.
 
         Modules that the compile imported go on to count by their files: other ranks, which load the artifact, do not import them.
         """
@@ -175,8 +175,9 @@ class LiveKey:
         changes = [str(d) for n, f in now.facts.items() for d in differences("", (before.facts.get(n, f),), (f,))]
         unimported = before.content.files.unimported
         changes += [f"{file}, which was imported" for file in changed_files(unimported)]
-        if changes or self._surroundings(before) != call.surroundings:
-            changes = changes or ["the environment, a tool or a tree of files"]
+        if not changes and before.environment.token() != _environment(call.surroundings):
+            changes = ["the environment"]
+        if changes:
             raise GlobalsDrift(self._function.__qualname__, tuple(changes), _REMEDY_WITHIN)
         still = unimported.keys() & now.content.files.unimported.keys()
         if still != unimported.keys():
@@ -184,6 +185,10 @@ class LiveKey:
             self._as_before[_digest(now.found)] = replace(before.content, files=files)
             self._compiled = now.facts | self._compiled
             self._find(before.passed, call.device.device_id)
+
+    def is_shared(self, call: Call) -> bool:
+        """False if a file's text is not what runs, or if a tool or a tree changed since: the compile may have read either."""
+        return not call.state.content.files.edited and self._surroundings(call.state) == call.surroundings
 
     def _state(self, passed: tuple[Any, ...], device_id: int) -> _State:
         state = self._states.get((device_id, *map(id, passed)))  # a state keeps them alive
@@ -214,12 +219,14 @@ class LiveKey:
         if not (state.tools or state.trees):
             return state.environment.token()
         directory = self._local_dir()
-        found = tuple((label, tool.sha256) for label, tool in tools(state.tools, directory).items())
+        found = tuple(
+            (label, tool.sha256) for label, tool in tools(state.tools, directory, self._declared.ignore).items()
+        )
         return state.environment.token(), found, tuple(tree_factors(state.trees, directory).items())
 
     def _make(self, state: _State, arguments: Any, surroundings: Any, device: DeviceKey) -> CacheKey:
-        environment, found, trees = surroundings if isinstance(surroundings, tuple) else (surroundings, (), ())
-        factors = {"arguments": self._arguments.canonical(arguments), "env": variables(environment)}
+        _, found, trees = surroundings if isinstance(surroundings, tuple) else ((), (), ())
+        factors = {"arguments": self._arguments.canonical(arguments), "env": variables(_environment(surroundings))}
         factors |= {"tools": dict(found)} if found else {}
         factors |= {"trees": dict(trees)} if trees else {}
         key = CacheKey("python", self._function.__qualname__, state.factors).with_factors(**factors)
@@ -240,6 +247,11 @@ class _Passed(threading.local):
         if known is None:
             self.things.append(thing)
         return len(self.things) - 1 if known is None else known
+
+
+def _environment(surroundings: Any) -> bytes:
+    found: bytes = surroundings[0] if isinstance(surroundings, tuple) else surroundings
+    return found
 
 
 def _factors(content: Content) -> tuple[Factor, ...]:

@@ -156,7 +156,8 @@ def _commands(request: Build) -> Iterator[str]:
     numbers = {name: f"{number}{Path(name).suffix}" for number, name in enumerate(dict.fromkeys(files))}
     for builder in request.builders:
         words = builder.get_command_line().removeprefix(builder._compiler).split()
-        line = " ".join([Path(builder._compiler).name, *(numbers.get(word, word) for word in words)])
+        compiler = commands.name_of(builder._compiler, Path(), connect().settings.local_dir)
+        line = " ".join([compiler, *(numbers.get(word, word) for word in words)])
         yield line.replace(cache_dir(), "CACHE")
 
 

@@ -150,7 +150,7 @@ class PythonBackend(Backend[_Request, Any]):
         return UNLOADED
 
     def unchanged(self, request: _Request) -> bool:
-        return not request.asked.state.content.files.edited
+        return request.of.live.is_shared(request.asked)
 
     def load(self, request: _Request, artifact: Artifact) -> Any:
         return request.of.load(artifact) if request.of.load else artifact

@@ -150,7 +150,8 @@ def _build_factors(build: Mapping[str, Any]) -> dict[str, Any]:
     """The driver's library is the same wherever a machine has it. Triton's headers count by its version."""
     source, libraries, builder = build["src"], build.get("libraries") or [], triton.knobs.build
     places = {"include": build.get("include_dirs"), "custom": sorted(builder.backend_dirs)}
-    if not set(libraries) <= _DRIVERS:
+    linked = [flag for flag in build.get("ccflags") or [] if str(flag).startswith(("-l", "-Wl,"))]
+    if linked or not set(libraries) <= _DRIVERS:
         places["library"] = build.get("library_dirs")
     return {
         "source": hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest(),

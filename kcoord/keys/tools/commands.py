@@ -23,7 +23,7 @@ from typing import Any
 
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools.machine_cache import Stamp, cached, is_settled, stamp_of
-from kcoord.keys.tools.toolchain import LAUNCHERS
+from kcoord.keys.tools.toolchain import LAUNCHERS, fingerprint
 
 _PLACE = "PLACE"
 """Stands for a directory that no output depends on."""
@@ -121,7 +121,7 @@ def inputs_of(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         found = list(threads.map(lambda command: _headers(command, read, directory, local_dir), compiles))
     written = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WRITES}
-    placeless = [list(_with_names_of_compilers(each)) for each in commands]
+    placeless = [list(_with_names_of_compilers(each, directory, local_dir)) for each in commands]
     text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in placeless)
     flags = " ".join([text, *_environment.read().values()])
     if _GPU_THAT_IS_HERE.search(flags) or any(map(_is_for_the_gpu_that_is_here, compiles)):
@@ -130,7 +130,7 @@ def inputs_of(
     return Inputs(
         text,
         (*(file.digest for file in read.values()), *map(_digest_of, found)),
-        tuple(dict.fromkeys(_tools(commands, sources, written))),
+        tuple(dict.fromkeys(_tools(commands, sources, written, directory))),
         any(file.is_timed for file in files.values()) or _TIMED.search(text.encode()) is not None,
         "native" in flags,
         tuple(files.values()),
@@ -145,12 +145,24 @@ def _digest_of(files: Sequence[_File]) -> str:
     return hashlib.sha256("".join(file.digest for file in files).encode()).hexdigest()
 
 
-def _with_names_of_compilers(command: Sequence[str]) -> Iterator[str]:
+def _with_names_of_compilers(command: Sequence[str], directory: Path, local_dir: Path) -> Iterator[str]:
     """The arguments of `command`, with the names of compilers for their paths."""
     for before, argument in itertools.pairwise(("", *command)):
         flag, separator, value = argument.rpartition("=")
         is_one = before in ("", *_HOST_COMPILER) or flag in _HOST_COMPILER or Path(before).name in LAUNCHERS
-        yield flag + separator + Path(value).name if is_one else argument
+        yield flag + separator + name_of(value, directory, local_dir) if is_one else argument
+
+
+def name_of(program: str, directory: Path, local_dir: Path) -> str:
+    """The name of a program that runs in `directory`, if it counts by its content; else its path."""
+    path = _program(program, directory)
+    is_known = fingerprint(path if "/" in path else shutil.which(path) or path, local_dir) is not None
+    return Path(program).name if is_known else program
+
+
+def _program(name: str, directory: Path) -> str:
+    """The path of a program that runs in `directory`, or its name on ``PATH``."""
+    return str(directory / name) if "/" in name else name
 
 
 def _neutral(command: Sequence[str], sources: Mapping[str, _File], written: set[str]) -> Iterator[str]:
@@ -229,7 +241,9 @@ def _named(command: Sequence[str], directory: Path) -> Iterator[str]:
         yield str((directory / name).resolve())
 
 
-def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str], written: set[str]) -> Iterator[str]:
+def _tools(
+    commands: Sequence[Sequence[str]], sources: Sequence[str], written: set[str], directory: Path
+) -> Iterator[str]:
     """The compilers, with a wrapper such as ccache, and the files that flags name: libraries, plugins, linker scripts.
 
     Outputs of an earlier build, of these commands, are none of them. Raises ValueError for flags in a file.
@@ -239,9 +253,8 @@ def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str], written: s
         directories = [Path(value) for value in _values(command, "-L")] + elsewhere
         first = itertools.takewhile(lambda argument: argument == "--" or not argument.startswith("-"), command)
         programs = [each for each in first if each != "--" and each not in sources and each not in written]
-        yield from programs
-        if any("nvcc" in Path(program).name for program in programs):
-            yield from _host_compilers(command)
+        yield from (_program(each, directory) for each in programs)
+        yield from _host_compilers(command, directory)
         for argument in command[1:]:
             named = argument.rpartition("=")[2]
             if argument.startswith("@"):
@@ -263,10 +276,10 @@ def _values(command: Sequence[str], *flags: str) -> Iterator[str]:
             yield from (flag.removeprefix(each).removeprefix("=") for each in flags if flag.startswith(each))
 
 
-def _host_compilers(command: Sequence[str]) -> Iterator[str]:
-    """The compilers that nvcc is told to run for the host. Those of ``PATH`` are among what it runs anyway."""
+def _host_compilers(command: Sequence[str], directory: Path) -> Iterator[str]:
+    """The compilers that nvcc, also behind a wrapper, is told to run for the host."""
     named = [*_values(command, *_HOST_COMPILER), os.environ.get("NVCC_CCBIN", "")]
-    for place in filter(None, named):
+    for place in (_program(each, directory) for each in filter(None, named)):
         yield from (str(each) for each in (Path(place) / "gcc", Path(place) / "g++") if each.is_file())
         if shutil.which(place) and not Path(place).is_dir():
             yield place

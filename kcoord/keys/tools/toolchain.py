@@ -22,6 +22,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, is_settled
 _RUNS = {
     "nvcc": (
         "./cicc", "./ptxas", "./fatbinary", "./nvlink", "./cudafe++", "./nvcc.profile",
-        "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc", "gcc", "g++",
+        "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc", "gcc", "g++", "NVCC_CCBIN",
     ),
     "hipcc": ("../llvm/bin/clang++", "../llvm/bin/ld.lld"),
 }  # fmt: skip
@@ -49,8 +50,30 @@ _LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
 _WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
 _VARIABLE = re.compile(rb"\$\{?(\w+)")
 _OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
-_NOT_READ = frozenset({"PATH", "PWD", "OLDPWD", "SHLVL", "_"})
-"""Variables that differ between equal jobs; of ``PATH`` the programs that are named count."""
+_NOT_READ = frozenset(
+    (
+        *(
+            "_",
+            "HOME",
+            "HOST",
+            "HOSTNAME",
+            "LANG",
+            "LANGUAGE",
+            "LOGNAME",
+            "OLDPWD",
+            "PATH",
+            "PWD",
+            "SHELL",
+            "SHLVL",
+            "USER",
+        ),
+        *("TEMP", "TERM", "TMP", "TMPDIR", "GROUP_RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK"),
+    )
+)
+_OF_A_LAUNCHER = ("LC_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "KCOORD_")
+"""Variables that differ between equal ranks and jobs, and beginnings of such; what ``PATH`` and ``HOME`` lead to counts."""
+_LARGEST_BESIDE = 1 << 20  # bytes, of a file that no word of the script beside it names
+_UNREADABLE = ("/dev/", "/proc/", "/sys/")  # their files are no content, and may never end
 _NO_COMPILERS = frozenset(re.findall(r"\S+", """
     [ awk basename bash cat cd chmod command cp cut date diff dir dirname echo ed env expr false file find free grep head id
     install join last link ls man mkdir mktemp more mv open perl printf pwd python3 readlink realpath rm script sed sh sleep sort
@@ -73,6 +96,9 @@ class Tool:
 
 _known: dict[str, tuple[Stamp, Tool]] = {}
 """Tools by the requested path. A file that may still change without a new stamp is not in it."""
+_walks: dict[Any, tuple[dict[str, str], Mapping[str, Stamp | None], dict[str, Tool]]] = {}
+"""What was found for the tools that were asked for, as long as the environment, the files and the directories stay the same."""
+_MOST_WALKS = 64
 _listings: dict[str, tuple[Stamp, frozenset[str]]] = {}
 """Names in directories."""
 
@@ -90,7 +116,8 @@ def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
     known = _known.get(path)
     if known is not None and known[0] == stamp_of(found):
         return known[1]
-    return _look_up(path, local_dir) if stat.S_ISREG(found.st_mode) else None
+    is_file = stat.S_ISREG(found.st_mode) and not os.path.realpath(path).startswith(_UNREADABLE)
+    return _look_up(path, local_dir) if is_file else None
 
 
 def _look_up(path: str, local_dir: Path) -> Tool | None:
@@ -101,8 +128,9 @@ def _look_up(path: str, local_dir: Path) -> Tool | None:
 
     def compute(_: Any) -> tuple[Any, Any]:
         sha256, stamp = hash_file(real)
-        entry = [stamp, *_content(real, sha256)]
-        return entry, stamp and entry
+        *content, is_complete = _content(real, sha256)
+        entry = [stamp, *content]
+        return entry, entry if stamp and is_complete else None
 
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     try:
@@ -110,41 +138,47 @@ def _look_up(path: str, local_dir: Path) -> Tool | None:
     except OSError:
         return None
     if real.name in LAUNCHERS and Path(path).name != real.name:
-        words = [Path(path).name]
+        words = [Path(path).name, "CCACHE_COMPILER", "CCACHE_PATH"]
     tool = Tool(str(real), sha256, frozenset(words), frozenset(settings))
     if stamp is not None:
         _known[path] = tuple(stamp), tool
     return tool
 
 
-def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str]]:
-    """`Tool`'s fields but for the path. A clang's hash holds its version: its code is in a shared library."""
+def _content(path: Path, sha256: str) -> tuple[str, list[str], list[str], bool]:
+    """`Tool`'s fields but for the path, and whether they are complete: a compiler may fail to answer once.
+
+    A clang's hash holds its version: its code is in a shared library.
+    """
     with path.open("rb") as file:
         text = file.read(_LONGEST_SCRIPT)
     runs = [*_RUNS.get(path.name.partition("-")[0], ())]
     if text.startswith(b"\x7fELF") and _HOST_COMPILER.fullmatch(path.name):
-        version, places = _asked(path)
-        return hashlib.sha256(f"{sha256} {version}".encode()).hexdigest(), [*_PASSES, *places], []
+        answer = _asked(path)
+        version, places = answer or ("", [])
+        sha256 = hashlib.sha256(f"{sha256} {version}".encode()).hexdigest()
+        return sha256, [*_PASSES, *places], [], answer is not None
     if b"\0" in text:
-        return sha256, runs, []
+        return sha256, runs, [], True
     words = _words(b"\n".join(line for line in text.splitlines() if not line.lstrip().startswith(b"#")))
     if not text.startswith(b"#!"):
-        return sha256, runs, sorted(words)
+        return sha256, runs, sorted(words), True
     first = os.fsdecode(text.splitlines()[0][2:]).split()
     interpreters = [word for word in first if word.rpartition("/")[2] not in _NO_COMPILERS]
     own = ["$0"] if _OWN_PLACE.search(text) or "python" in "".join(first) else []  # it finds modules beside itself
-    return sha256, sorted({"#!", *runs, *words, *interpreters, *own}), []
+    return sha256, sorted({"#!", *runs, *words, *interpreters, *own}), [], True
 
 
-def _asked(compiler: Path) -> tuple[str, list[str]]:
-    """The version of a host compiler, without paths, and the directories in which it looks for its passes."""
+@functools.lru_cache(maxsize=64)
+def _asked(compiler: Path) -> tuple[str, list[str]] | None:
+    """The version of a host compiler, without paths, and the directories in which it looks for its passes; None: no answer."""
     unset = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
     environ = {name: value for name, value in os.environ.items() if name not in unset} | {"LC_ALL": "C"}
     command = [str(compiler), "-v", "-print-search-dirs"]
     try:
-        done = subprocess.run(command, capture_output=True, env=environ, timeout=_ANSWERS)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=_ANSWERS)
     except (OSError, subprocess.SubprocessError):
-        return "", []  # it cannot compile either
+        return None
     version = re.search(rb" version .*", done.stderr)
     places = re.search(rb"^programs: =(.*)$", done.stdout, re.MULTILINE)
     found = {os.path.realpath(os.fsdecode(place)) for place in (places[1].split(b":") if places else [])}
@@ -162,55 +196,91 @@ def _words(text: bytes) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, Tool]:
+def tools(
+    asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir: Path, ignore: Collection[str] = ()
+) -> dict[str, Tool]:
     """The tools of these names or paths, and those that they run, by label: ``nvcc``, ``nvcc/cicc``. Missing ones are absent.
 
-    A mapping gives the labels itself; else they are the file names.
+    A mapping gives the labels itself; else they are the file names. `ignore` names variables that a script may read all the same.
     """
-    named = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
+    pairs = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
+    named = tuple(pairs)
+    environ = dict(os.environ)
+    if (known := _walks.get((named, frozenset(ignore)))) is not None and known[0] == environ and _hold(known[1]):
+        return known[2]
     found: dict[str, Tool] = {}
+    look = _Look(local_dir, environ, ignore)
     for top, name in named:
-        path = name if "/" in name else shutil.which(name, path=os.environ.get("PATH", os.defpath))  # read live
-        for label, tool in _with_what_it_runs(path, top, _Look(local_dir)) if path else ():
+        path = name if "/" in name else shutil.which(name, path=look.environ.get("PATH", os.defpath))
+        for label, tool in _with_what_it_runs(path, top, look) if path else ():
             while label in found:  # two of one name, in two directories
                 label += "'"
             found[label] = tool
+    if (
+        len(_walks) < _MOST_WALKS
+        and _hold(look.stamps)
+        and all(is_settled(s, time.time_ns()) for s in look.stamps.values() if s)
+    ):
+        _walks[named, frozenset(ignore)] = environ, look.stamps, found
     return found
 
 
-class _Look:
-    """Looks at each file and directory once. `seen` are tools by their paths."""
+def _hold(stamps: Mapping[str, Stamp | None]) -> bool:
+    return all(_stamp(path) == stamp for path, stamp in stamps.items())
 
-    def __init__(self, local_dir: Path) -> None:
-        self.tool = functools.cache(lambda path: fingerprint(path, local_dir))
-        self.names = functools.cache(_names)
-        self.seen: set[str] = set()
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return stamp_of(os.stat(path))  # noqa: PTH116 - as above
+    except (OSError, ValueError):
+        return None
+
+
+class _Look:
+    """Looks at each file and directory once, and at the environment as it was at first. `stamps` are of all that it looked at."""
+
+    def __init__(self, local_dir: Path, environ: Mapping[str, str], ignore: Collection[str]) -> None:
+        self.stamps: dict[str, Stamp | None] = {}
+        self.tool = functools.cache(lambda path: fingerprint(self._stamped(path), local_dir))
+        self.names = functools.cache(lambda directory: _names(self._stamped(directory)))
+        self.environ, self._ignore = environ, ignore
+
+    def _stamped(self, path: str) -> str:
+        self.stamps[path] = _stamp(path)
+        return path
+
+    def variables(self, words: set[str]) -> dict[str, bytes]:
+        """The variables among these words, but for those that differ between equal ranks."""
+        named = sorted(words & self.environ.keys() - _NOT_READ - set(self._ignore))
+        return {name: os.fsencode(self.environ[name]) for name in named if not name.startswith(_OF_A_LAUNCHER)}
+
+    def values(self, words: set[str]) -> set[str]:
+        """The words of the values of variables, and of that of ``HOME``, if it is among `words`."""
+        values = [*self.variables(words).values(), *(os.fsencode(self.environ.get(n, "")) for n in words & {"HOME"})]
+        return {word for value in values for word in _words(value)}
 
 
 def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str, Tool]]:
-    tool = look.tool(path)
-    if tool is None or tool.path in look.seen:
-        return
-    look.seen.add(tool.path)
-    yield label, tool
-    if not tool.words:
-        return
-    own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
-    words, files, count = set(tool.words), list[str](), 0
-    while len(words) > count:  # a variable may name settings, and they a variable, and that a file
-        count = len(words)
-        words |= {word for value in _variables(words).values() for word in _words(value)}
-        files = list(dict.fromkeys(_files(words, own, look)))
-        read = map(look.tool, files) if "#!" in words else ()
-        words |= {word for text in read if text is not None for word in text.settings}
-    for name, value in _variables(words).items():
-        yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
-    for part in files:
-        yield from _with_what_it_runs(part, f"{label}/{part.rpartition('/')[2]}", look)
-
-
-def _variables(words: set[str]) -> dict[str, bytes]:
-    return {name: os.fsencode(os.environ[name]) for name in sorted((words - _NOT_READ) & os.environ.keys())}
+    seen: set[str] = set()
+    pending = [(path, label)]
+    while pending:
+        path, label = pending.pop()
+        tool = look.tool(path)
+        if tool is None or tool.path in seen:
+            continue
+        seen.add(tool.path)
+        yield label, tool
+        own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
+        words, files, count = set(tool.words), list[str](), 0
+        while len(words) > count:  # a variable may name settings, and they a variable, and that a file
+            count = len(words)
+            words |= look.values(words)
+            files = list(dict.fromkeys(_files(words, own, look)))
+            read = map(look.tool, files) if "#!" in words else ()
+            words |= {word for text in read if text is not None for word in text.settings}
+        for name, value in look.variables(words).items():
+            yield f"{label}/${name}", Tool("", hashlib.sha256(value).hexdigest())
+        pending += [(part, f"{label}/{part.rpartition('/')[2]}") for part in reversed(files)]
 
 
 def _files(words: set[str], own: Collection[str], look: _Look) -> Iterator[str]:
@@ -218,13 +288,21 @@ def _files(words: set[str], own: Collection[str], look: _Look) -> Iterator[str]:
     absolute = sorted(word for word in words if word[0] == "/")
     relative = sorted(word for word in words if "/" in word and word[0] != "/")
     places = [*own, *filter(look.names, absolute)]
+    on_path = look.environ.get("PATH", os.defpath).split(os.pathsep)
     places += [place for place in (f"{each}/{word}" for each in places for word in relative) if look.names(place)]
     yield from (*absolute, *(f"{place}/{word}" for place in places for word in relative))
-    for place in (*places, *os.environ.get("PATH", os.defpath).split(os.pathsep)):
+    for place in (*places, *on_path):
         names = look.names(place)
-        is_whole = place in own and "$0" in words and len(names) <= _FEW
-        here = {name for name in names if not name.endswith(_LOGS)} if is_whole else names & words - _NO_COMPILERS
+        here = names & words - _NO_COMPILERS
+        if place in own and "$0" in words and len(names) <= _FEW:
+            here |= {name for name in names if not name.endswith(_LOGS) and _is_small(f"{place}/{name}")}
         yield from (f"{place}/{name}" for name in sorted(here))
+
+
+def _is_small(path: str) -> bool:
+    with suppress(OSError):
+        return os.stat(path).st_size <= _LARGEST_BESIDE  # noqa: PTH116 - as above
+    return False
 
 
 def _names(directory: str) -> frozenset[str]:

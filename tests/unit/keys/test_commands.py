@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_nvccs_host_compilers_count(place: Path, monkeypatch: pytest.MonkeyPatch
     assert read(place, compiler=nvcc).tools == (nvcc,)
     assert {"nvcc/gcc", "nvcc/g++", "nvcc/g++/cc1plus"} < tools([nvcc], place / "local").keys(), "those of PATH"
     monkeypatch.setenv("NVCC_CCBIN", nvcc)
-    assert list(commands._host_compilers([nvcc, "-ccbin=gcc", "--compiler-bindir", "cc"])) == [
+    assert list(commands._host_compilers([nvcc, "-ccbin=gcc", "--compiler-bindir", "cc"], place)) == [
         "gcc",
         "cc",
         nvcc,
@@ -156,10 +157,41 @@ def test_a_compiler_is_named_and_not_placed(
     monkeypatch.setattr(commands, "_headers", lambda *given: [])
     texts = set()
     for home in ("one", "other"):
-        given = [line.format(f"/opt/{home}").split()]
+        (place / home).mkdir()
+        shutil.copy("/usr/bin/g++", place / home / "g++")
+        given = [line.format(place / home).split()]
         texts.add(commands.inputs_of(given, ["k.cpp"], place, place / "local", names_places).text)
     (text,) = texts
     assert "g++ " in text
+
+
+def test_a_compiler_whose_content_cannot_be_told_counts_by_its_path(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_headers", lambda *given: [])
+    monkeypatch.setattr(commands, "fingerprint", lambda *given: None)
+    lines = ("/one/g++ -c k.cpp", "/other/g++ -c k.cpp", "nvcc -ccbin /one -c k.cpp", "nvcc -ccbin /other -c k.cpp")
+    texts = {commands.inputs_of([line.split()], ["k.cpp"], place, place / "local").text for line in lines}
+    assert len(texts) == 4
+
+
+def test_a_compiler_beside_the_directory_that_it_runs_in_counts_by_its_content(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_headers", lambda *given: [])
+    inside, compiler = place / "build", script(place / "mycc", "true")
+    inside.mkdir()
+    (inside / "k.cpp").touch()
+    found = commands.inputs_of([["../mycc", "-c", "k.cpp"]], ["k.cpp"], inside, place / "local")
+    assert [Path(each).resolve() for each in found.tools] == [Path(compiler)]
+
+
+def test_a_host_compiler_counts_behind_a_wrapper_of_another_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_headers", lambda *given: [])
+    host = script(place / "hostcc", "true")
+    wrapper = script(place / "cudacc", 'exec nvcc "$@"')
+    monkeypatch.setenv("NVCC_CCBIN", host)
+    assert host in read(place, compiler=wrapper).tools
 
 
 def test_a_path_that_looks_like_the_compiler_counts(place: Path) -> None:

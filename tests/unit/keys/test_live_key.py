@@ -133,6 +133,21 @@ def test_a_declared_tool_and_a_declared_tree_count_by_content(sandbox: Sandbox) 
     assert [d.name for d in second.diff(third)] == ["tools mycc"]
 
 
+def test_what_a_compile_writes_into_its_own_tree_is_no_error_and_nothing_is_published(sandbox: Sandbox) -> None:
+    tree = sandbox.root / "templates"
+    tree.mkdir()
+
+    @kcoord.compile_once(scope=TARGET, trees=[tree], ignore=["tree"])
+    def writes(*, staging: Path) -> None:
+        (tree / ".cache").write_text("last run")
+        (staging / "kernel").write_text("x")
+
+    assert (writes().path / "kernel").read_text() == "x"
+    assert not list(sandbox.local.rglob("manifest*"))
+    assert (writes().path / "kernel").read_text() == "x"
+    assert list(sandbox.local.rglob("manifest*")), "now the tree is as it was when the key was made"
+
+
 def test_two_trees_of_one_name_count_both(sandbox: Sandbox) -> None:
     trees = [sandbox.root / part / "templates" for part in ("one", "two")]
     for tree in trees:

@@ -642,3 +642,70 @@ def test_sixteen_threads_see_one_tool_and_each_change_of_it(tmp_path: Path, loca
     assert [len(seen) for seen in found] == [1, 1, 1]
     assert len(set().union(*found)) == 3
     assert len(hashes.paths) == 3, "and in one thread alone"
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "RANK", "SLURM_PROCID", "LANG", "HOME"])
+def test_a_variable_that_differs_between_equal_ranks_is_no_part_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tool = _script(tmp_path / "mycc", f'echo "${{{name}:-x}}"')
+    found = []
+    for value in ("/one", "/other"):
+        monkeypatch.setenv(name, value)
+        found.append(tool_factors(tools([tool], tmp_path / "local")))
+    assert found[0] == found[1]
+
+
+def test_a_variable_that_the_author_ignores_is_no_part_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = _script(tmp_path / "mycc", "echo $MY_SESSION")
+    monkeypatch.setenv("MY_SESSION", "1")
+    assert "mycc/$MY_SESSION" in tools([tool], tmp_path / "local")
+    assert list(tools([tool], tmp_path / "local", {"MY_SESSION"})) == ["mycc"]
+
+
+def test_a_compiler_that_fails_to_answer_once_is_asked_again_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = "/usr/bin/g++"
+    complete = sorted(tools([compiler], tmp_path / "other"))
+    assert "g++/cc1plus" in complete
+    for answers in (False, True):
+        toolchain._walks.clear()
+        toolchain._known.clear()
+        toolchain._asked.cache_clear()
+        with monkeypatch.context() as context:
+            if not answers:
+                context.setattr(toolchain.subprocess, "run", _refuses)
+            found = sorted(tools([compiler], tmp_path / "local"))
+        assert (found == complete) is answers
+
+
+def _refuses(*given: object, **more: object) -> None:
+    raise BlockingIOError("no more processes")
+
+
+def test_a_large_file_beside_a_script_counts_only_if_it_is_named(tmp_path: Path) -> None:
+    tool = _script(tmp_path / "bin" / "mycc", 'cat "$(dirname "$0")"/named')
+    for name in ("named", "model", "small"):
+        (tmp_path / "bin" / name).write_bytes(b"x" * (2 << 20 if name != "small" else 1))
+    assert set(tools([tool], tmp_path / "local")) == {"mycc", "mycc/named", "mycc/small"}
+
+
+def test_files_of_the_kernel_are_no_tools(tmp_path: Path) -> None:
+    tool = _script(tmp_path / "mycc", "for d in /proc /sys; do cat $d/kmsg /proc/uptime; done")
+    assert set(tools([tool], tmp_path / "local")) == {"mycc"}
+
+
+def test_a_long_chain_of_scripts_ends(tmp_path: Path) -> None:
+    for number in range(1100):
+        first = _script(tmp_path / "bin" / f"s{1099 - number}", f"exec {tmp_path}/bin/s{1100 - number}")
+    assert len(tools([first], tmp_path / "local")) == 1100
+
+
+def _script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path

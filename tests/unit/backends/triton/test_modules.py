@@ -78,6 +78,11 @@ def test_where_the_drivers_library_and_tritons_headers_lie_is_not_in_it() -> Non
     )
 
 
+@pytest.mark.parametrize("linked", [{"libraries": ["foo"]}, {"ccflags": ["-lfoo"]}], ids=str)
+def test_where_any_other_library_lies_is_in_it(linked: dict[str, list[str]]) -> None:
+    assert _key(**linked, library_dirs=["/a"]) != _key(**linked, library_dirs=["/b"])
+
+
 @pytest.mark.parametrize("fact", ["machine", "libc", "python"])
 def test_a_module_of_another_abi_has_another_key(fact: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = _key()
