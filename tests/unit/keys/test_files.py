@@ -193,9 +193,10 @@ def test_of_a_file_that_was_edited_since_its_import_nothing_is_published(sandbox
     other.write_text("def helper(): return 1\n")
     done = sandbox.run_kcoord(script)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    assert not list(sandbox.local.rglob("manifest*")), "another process would take it for the new text's"
+    assert not list(sandbox.local.rglob("kcoord-manifest.msgpack")), "another process would take it for the new text's"
     done = sandbox.run_kcoord(script)
     assert (done.returncode, done.stdout) == (0, "22\n"), done.stderr
+    assert list(sandbox.local.rglob("kcoord-manifest.msgpack"))
 
 
 _LATE = """

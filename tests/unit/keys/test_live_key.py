@@ -143,9 +143,9 @@ def test_what_a_compile_writes_into_its_own_tree_is_no_error_and_nothing_is_publ
         (staging / "kernel").write_text("x")
 
     assert (writes().path / "kernel").read_text() == "x"
-    assert not list(sandbox.local.rglob("manifest*"))
+    assert not list(sandbox.local.rglob("kcoord-manifest.msgpack"))
     assert (writes().path / "kernel").read_text() == "x"
-    assert list(sandbox.local.rglob("manifest*")), "now the tree is as it was when the key was made"
+    assert list(sandbox.local.rglob("kcoord-manifest.msgpack")), "now the tree is as it was when the key was made"
 
 
 def test_two_trees_of_one_name_count_both(sandbox: Sandbox) -> None:
