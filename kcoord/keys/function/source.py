@@ -6,6 +6,7 @@ and a test runner may rewrite an assertion. So a text is compiled again, whole, 
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
@@ -29,6 +30,9 @@ _FROM = re.compile(r"\bfrom\b[ \t]*(\.*)[ \t]*([\w.]*)[ \t]*$")
 _LONGEST_NAME = 300
 _COMMENT = re.compile(r"#[^\n]*")
 
+_FUTURES = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 _FLAGS = 0x1FFFF
 """Those of a code object that affect how it runs; the others say how it was compiled."""
 
@@ -42,6 +46,7 @@ class Source:
     def __init__(self, path: str, stamp: tuple[int, ...], data: bytes) -> None:
         self.path, self.stamp, self._data = path, stamp, data
         self.digest = hashlib.sha256(data).hexdigest()
+        self._codes: dict[int, tuple[tuple[types.CodeType, ...], dict[tuple[str, int], list[types.CodeType]]]] = {}
 
     @property
     def is_text(self) -> bool:
@@ -53,30 +58,35 @@ class Source:
 
     def holds(self, code: types.CodeType) -> bool:
         """True if the text compiles to `code`, at the same place."""
-        return any(code == each for each in self._by_place.get((code.co_qualname, code.co_firstlineno), ()))
+        return any(code == each for each in self._beginning_where(code))
 
     def place_of(self, code: types.CodeType) -> dict[str, int]:
         """The place of a function that the file `holds`: its first line, and its number among those that begin there."""
-        there = self._by_place[code.co_qualname, code.co_firstlineno]
-        number = next(n for n, each in enumerate(there) if each == code)
+        number = next(n for n, each in enumerate(self._beginning_where(code)) if each == code)
         return {"first line": code.co_firstlineno} | ({"number": number} if number else {})
 
-    @cached_property
+    @property
     def codes(self) -> tuple[types.CodeType, ...]:
         """All code of the file, that of the module first; none if it does not compile."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return tuple(_with_inner(compile(self._data, self.path, "exec", dont_inherit=True)))
-        except (SyntaxError, ValueError, RecursionError):
-            return ()
+        return self._compiled(0)[0]
 
-    @cached_property
-    def _by_place(self) -> dict[tuple[str, int], list[types.CodeType]]:
-        found: dict[tuple[str, int], list[types.CodeType]] = {}
-        for code in self.codes:
-            found.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
-        return found
+    def _beginning_where(self, code: types.CodeType) -> list[types.CodeType]:
+        """Code of the same name and first line. A runner that executes a text lends it its own ``from __future__ import``."""
+        return self._compiled(code.co_flags & _FUTURES)[1].get((code.co_qualname, code.co_firstlineno), [])
+
+    def _compiled(self, futures: int) -> tuple[tuple[types.CodeType, ...], dict[tuple[str, int], list[types.CodeType]]]:
+        if futures not in self._codes:
+            places: dict[tuple[str, int], list[types.CodeType]] = {}
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    codes = tuple(_with_inner(compile(self._data, self.path, "exec", futures, dont_inherit=True)))
+            except (SyntaxError, ValueError, RecursionError):
+                codes = ()
+            for code in codes:
+                places.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+            self._codes[futures] = codes, places
+        return self._codes[futures]
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:

@@ -183,7 +183,8 @@ def build(*, staging):
     (staging / "kernel").write_text(str(other.helper()))
 
 pathlib.Path(other.__file__).write_text("def helper(): return 22\\n")
-print((build().path / "kernel").read_text())
+artifact = build()
+print((artifact.path / "kernel").read_text())
 """
 
 
