@@ -208,7 +208,7 @@ def test_after_an_edit_each_variants_key_is_compared_with_its_own_of_the_run_bef
     helpers.write_text(HELPERS)
     before = run(sandbox, store, ranks)
     train.write_text(TRAIN.replace("1.5", "2.5"))
-    helpers.write_text(HELPERS.replace("x + 1", "x + 2"))
+    helpers.write_text(HELPERS.replace("x + 1", "x + 20"))
     now = run(sandbox, store, ranks)
     for kind in (0, 1):
         scaled, listed = now[kind]
