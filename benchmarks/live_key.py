@@ -12,6 +12,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 from benchmarks.result import Result
 
@@ -68,11 +70,47 @@ print(json.dumps(found))
 '''
 
 
+_FILES = 2000
+_LARGE = """
+import json, sys, time
+import kcoord, large
+begun = time.perf_counter()
+large.build.key(1)
+print(json.dumps({"files": (time.perf_counter() - begun) * 1e6}))
+"""
+
+
+def _write_project(root: Path) -> None:
+    """A function that reaches `_FILES` modules of 60 functions each."""
+    body = "".join(f"def g{k}(x):\n    # a comment\n    return [x * {k} for _ in range(10)]\n" for k in range(60))
+    (root / "parts").mkdir()
+    (root / "parts" / "__init__.py").touch()
+    for n in range(_FILES):
+        imports = "".join(f"from parts.m{m} import f{m}\n" for m in (2 * n + 1, 2 * n + 2) if m < _FILES)
+        (root / "parts" / f"m{n}.py").write_text(f"import os, sys\n{imports}def f{n}(x): return x + {n}\n{body}")
+    (root / "large.py").write_text(
+        "import kcoord\nfrom parts.m0 import f0\n@kcoord.compile_once(scope=kcoord.Scope.TARGET)\n"
+        "def build(x, *, staging): return f0(x)\n"
+    )
+
+
+def _first_of_a_large_project(environment: dict[str, str], root: Path) -> float:
+    _write_project(root)
+    time.sleep(3)  # files that are younger than the process are compiled, to see whether their text is what runs
+    environment = environment | {"PYTHONPATH": os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", _LARGE]
+    runs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(_PROCESSES)
+    ]
+    return statistics.median(json.loads(done.stdout)["files"] for done in runs)
+
+
 def run() -> Result:
     result = Result("The live key of a call", ["what", "µs", "ratio"])
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         environment = {**os.environ, "KCOORD_LOCAL_DIR": directory, "KCOORD_IDLE_TIMEOUT": "2"}
         runs = [_once(environment) for _ in range(_PROCESSES)]
+        large = _first_of_a_large_project(environment, Path(directory))
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     rows = [
         ("a look-up in a dictionary", "dict", "dict"),
@@ -87,6 +125,9 @@ def run() -> Result:
         if name in medians:
             ratio = medians[name] / medians[reference]
             result.rows.append([title, f"{medians[name]:.2f}", f"{ratio:.3f}" if ratio < 2 else f"{ratio:.0f}"])
+    result.rows.insert(
+        3, [f"the same of a function that reaches {_FILES} files", f"{large:.2f}", f"{large / medians['key']:.0f}"]
+    )
     result.notes.append(
         f"medians of {_PROCESSES} processes; in each the fastest of many rounds, with and without kcoord in turn"
     )
