@@ -53,7 +53,8 @@ class Declared:
     def content_of(self, function: Callable[..., Any], arguments: Collection[Any], device_id: int) -> Content:
         """The content of the function and of the code in its `arguments`."""
         files = Files(self.ignore_files)
-        files.add_named(self.files, str(Path(inspect.unwrap(function).__code__.co_filename).parent))
+        if self.files:
+            files.add_named(self.files, str(Path(inspect.unwrap(function).__code__.co_filename).parent))
         known = frozenset(name for name, said in (("environment", self.variables), ("imports", self.files)) if said)
         return content_of(function, self.ignore, arguments=arguments, files=files, known=known, device_id=device_id)
 
@@ -169,15 +170,15 @@ class LiveKey:
         Modules that the compile imported go on to count by their files: other ranks, which load the artifact, do not import them.
         """
         before = call.state
-        if before.unchanged() and self._surroundings(before) == call.surroundings:
+        has_moved = before.environment.token() != _environment(call.surroundings)
+        if before.unchanged() and not has_moved:
             return
         now = self._find(before.passed, call.device.device_id)
         changes = [str(d) for n, f in now.facts.items() for d in differences("", (before.facts.get(n, f),), (f,))]
         unimported = before.content.files.unimported
         changes += [f"{file}, which was imported" for file in changed_files(unimported)]
-        if not changes and before.environment.token() != _environment(call.surroundings):
-            changes = ["the environment"]
-        if changes:
+        if changes or has_moved:
+            changes = changes or ["the environment"]
             raise GlobalsDrift(self._function.__qualname__, tuple(changes), _REMEDY_WITHIN)
         still = unimported.keys() & now.content.files.unimported.keys()
         if still != unimported.keys():

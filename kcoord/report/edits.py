@@ -25,7 +25,7 @@ _Definitions = dict[str, tuple[int, str]]
 
 @dataclass(frozen=True)
 class Worded(FactorDiff):
-    """A difference with words of its own, instead of ``ours → theirs``."""
+    """A difference as one line of text, in the place of ``ours → theirs``."""
 
     words: str = ""
 

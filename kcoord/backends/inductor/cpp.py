@@ -80,7 +80,7 @@ class CppBackend(Backend[Build, None]):
             sources = [path.read_bytes() for path in request.sources]
             headers = [_headers(*each, local_dir) for each in map(_precompiled, request.builders) if each is not None]
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # torch's own cache is gone, or another user's: torch says so itself
+            # torch reports a cache directory that is missing or another user's
             raise KeyFactorError(f"a source or a header of it cannot be read: {error}") from None
         return {
             "sources": sources,

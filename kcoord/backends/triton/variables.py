@@ -72,7 +72,7 @@ VARIABLES = {
 
 NEUTRAL_KNOBS = {
     # Whole sections.
-    "autotuning": "how choices are made and told; a choice has a key of its own",
+    "autotuning": "how autotuners choose and what they print; choices have their own keys",
     "build": "how C modules are built, which have a key of their own",
     "cache": "where files lie, and who caches",
     "proton": "the profiler's",

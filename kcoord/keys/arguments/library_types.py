@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from kcoord.errors import KeyFactorError
 from kcoord.keys.arguments.argument_types import (
     ArgumentType,
     Code,
@@ -195,12 +197,20 @@ def _parameters(signature: Any) -> list[Any]:
     return [(each.name, int(each.kind), each.default) for each in signature.parameters.values()]
 
 
+def _ufunc(value: Any) -> str:
+    """The name of one of NumPy's own; others may hold a Python function."""
+    name = str(value.__name__)
+    if vars(sys.modules["numpy"]).get(name) is not value:
+        raise KeyFactorError(f"the ufunc {name} is not NumPy's own: call it in a function of yours")
+    return name
+
+
 def _repr(kind: type) -> Fields:
     return described(kind, repr, "text")
 
 
 _BY_REPR = (
-    *("builtins.slice", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal"),
+    *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal"),
     *("fractions.Fraction", "uuid.UUID", "operator.itemgetter"),
     *(
         "builtins.ellipsis",
@@ -210,7 +220,7 @@ _BY_REPR = (
         "typing.ParamSpec",
         "typing.TypeVar",
     ),
-    *("typing._Final", "numpy.ufunc"),
+    "typing._Final",
 )
 """Types of Python's library whose text tells all of a value."""
 
@@ -221,6 +231,8 @@ LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
     "builtins.object": lambda kind: Fields(kind, ()) if kind is object else None,
     "collections.ChainMap": lambda kind: Fields(kind, ("maps",)),
     "string.Template": lambda kind: Fields(kind, ("template",)),
+    "builtins.slice": lambda kind: Fields(kind, ("start", "stop", "step")),
+    "numpy.ufunc": lambda kind: described(kind, _ufunc, "name"),
     "builtins.range": lambda kind: Fields(kind, ("start", "stop", "step")),
     "collections.OrderedDict": OrderedMapping,
     "collections.defaultdict": OrderedMapping,

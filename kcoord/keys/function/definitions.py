@@ -23,7 +23,7 @@ def definitions_of(text: str) -> dict[str, str]:
     the line of the first, and the digest of both. A text that does not parse gives ``{}``. About 2 ms for 500 lines.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # whoever imports the module has them
+        with warnings.catch_warnings(action="ignore"):  # the module's import shows them
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
@@ -31,7 +31,7 @@ def definitions_of(text: str) -> dict[str, str]:
     found: dict[str, tuple[int, list[bytes]]] = {}
     for name, node, begin, end in _parts(tree.body):
         known = name if name in found or name == MODULE or len(found) < MOST - (MODULE not in found) else MODULE
-        found.setdefault(known, (node.lineno, []))[1].append(_segment(lines, begin, end))
+        found.setdefault(known, (node.lineno, []))[1].append(segment(lines, begin, end))
     return {name: f"{line}:{hashlib.sha256(b''.join(parts)).hexdigest()[:8]}" for name, (line, parts) in found.items()}
 
 
@@ -65,7 +65,8 @@ def _begin(node: ast.stmt) -> _Place:
     return first.lineno, first.col_offset
 
 
-def _segment(lines: list[bytes], begin: _Place, end: _Place) -> bytes:
+def segment(lines: list[bytes], begin: _Place, end: _Place) -> bytes:
+    """The text from `begin` to `end`, without white space at its end."""
     (first, left), (last, right) = begin, end
     if first == last:
         return lines[first - 1][left:right]

@@ -31,8 +31,8 @@ from kcoord.keys.packages import Owner, identity_of, is_project_file, owner_of, 
 _MOST_FILES = 10_000
 _MOST_DEFINITIONS = 400
 _COARSEST = 2_000_000_000  # ns, of the clocks of file systems
-_MOST_NAMED = 256
-"""Files that a key lists one by one; of a larger project it lists packages."""
+_MOST_NAMED = 64
+"""Files that a key lists one by one. Of a larger project it lists those of functions that are called, and packages."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class _Module:
 
     @property
     def is_project(self) -> bool:
-        return is_project_file(self.file or next(iter(self.directories or ()), ""))
+        place = self.file or next(iter(self.directories or ()), "")
+        return bool(place) and is_project_file(place)  # one that is built in has no place
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Files:
 
     `digests` maps modules to the SHA-256 of their files; `unimported` paths of files that were not imported to theirs;
     `packages` has the identities of the installed packages that such files import. `edited` is a file whose text is not what
-    runs, or ""; `fresh` are those of `unimported` that nobody has looked into.
+    runs, or ""; `fresh` are those of `unimported` that nobody has looked into,
+    with their packages, and whether they may read anything that is there already.
     """
 
     ignored: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ class Files:
     unimported: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     edited: str = ""
-    fresh: list[tuple[Source, str]] = field(default_factory=list)
+    fresh: list[tuple[Source, str, bool]] = field(default_factory=list)
     _own: dict[str, Source] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _modules: dict[str, _Module | None] = field(default_factory=dict)
@@ -124,9 +126,14 @@ class Files:
         if len(self.digests) <= _MOST_NAMED:
             return dict(self.digests)
         packages: dict[str, list[str]] = {}
-        for name, digest in sorted(self.digests.items()):
+        for name, digest in sorted(
+            self.digests.items() - {(name, source.digest) for name, source in self._own.items()}
+        ):
             packages.setdefault(name.rpartition(".")[0] or name, []).append(f"{name} {digest}")
-        return {f"{name}.*": hashlib.sha256("\n".join(files).encode()).hexdigest() for name, files in packages.items()}
+        others = {
+            f"{name}.*": hashlib.sha256("\n".join(files).encode()).hexdigest() for name, files in packages.items()
+        }
+        return others | {name: self.digests[name] for name in self._own if name in self.digests}
 
     def definitions(self) -> dict[str, dict[str, str]]:
         """Definitions in the files of functions, to name an edit; of the first files, in the order of calls."""
@@ -152,30 +159,32 @@ class Files:
             )
         if not live:
             self.unimported[source.path] = source.digest
-            self.fresh.append((source, package))
         self._to_read.append((source, package, live))
 
     def _read_all(self) -> None:
         while self._to_read:
             source, package, live = self._to_read.pop()
-            for each in source.imports if source.is_text else ():
-                self._take(each, package, live)
+            taken = [self._take(each, package, live) for each in source.imports]
+            if source.path in self.unimported:
+                is_star = any("*" in names for _, names in source.imports)
+                self.fresh.append((source, package, source.looks_around or is_star or any(taken)))
 
-    def _take(self, taken: Import, package: str, live: bool) -> None:
-        """Add the modules that an import statement names. `live`: the code that says so is imported already."""
+    def _take(self, taken: Import, package: str, live: bool) -> bool:
+        """Add the modules that an import statement names; true if one is imported already. `live`: the importing file is."""
         try:
             name = importlib.util.resolve_name(taken[0], package or None)
         except (ImportError, ValueError):
-            return
+            return False
         module = self._reach(name, live)
         if module is None or module.directories is None:
-            return
+            return module is not None and module.live is not None
+        reached: list[_Module | None] = [module]
         for attribute in taken[1]:
             if attribute == "*":
-                for inner in sorted(_submodules(module.directories)):
-                    self._reach(f"{name}.{inner}", live)
+                reached += [self._reach(f"{name}.{inner}", live) for inner in sorted(_submodules(module.directories))]
             elif isinstance(getattr(module.live, "__dict__", {}).get(attribute), (type(None), types.ModuleType)):
-                self._reach(f"{name}.{attribute}", live)
+                reached.append(self._reach(f"{name}.{attribute}", live))
+        return any(each is not None and each.live is not None for each in reached)
 
     def _reach(self, name: str, live: bool) -> _Module | None:
         """The module of this name, added with the packages around it; None if it is not the project's."""

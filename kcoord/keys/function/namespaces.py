@@ -60,7 +60,7 @@ def declared_values(kind: type) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(kind):
             yield f"field {field.name}", [field.init, field.repr, field.compare, field.hash, field.kw_only]
             for part in ("default", "default_factory"):
-                # by name: a class that came by value has one of its own
+                # by name: a class that came by value has its own copy of MISSING
                 if type(getattr(field, part)).__name__ != "_MISSING_TYPE":
                     yield f"field {field.name} {part}", getattr(field, part)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import os
 import re
@@ -27,6 +28,8 @@ _PAIRS = frozenset(name for name in dis.opname if name.count("LOAD_FAST") == 2) 
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _MOVES = ("SWAP", "POP_TOP")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+_MOST_ROUNDS, _MOST_MEANINGS, _LONGEST_PATH = 64, 32, 3
+"""Bounds of what a local name may stand for, as in ``while n: n = n.next``. Beyond them a read counts as a use of the value."""
 _SUBSCRIPTED = (("BINARY_OP", 26), ("COPY", 2))  # from 3.14 on `a[b]` is a BINARY_OP; of `a[b] += c` both are copied
 
 
@@ -81,7 +84,9 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 
 def stores_of(code: types.CodeType) -> frozenset[str]:
-    """The names that the code of a module binds."""
+    """The names that the code of a module or a class binds."""
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        return frozenset()  # of a function
     return frozenset(step.argval for step in _instructions(code) if step.opname == "STORE_NAME")
 
 
@@ -120,14 +125,16 @@ class _Scope:
         imported = self.imports()
         outer = self.bound
         self.bound = {**outer, **imported}
-        while True:  # a name for a name for a name
+        for _ in range(_MOST_ROUNDS):  # a name for a name for a name
             found = list(self._own_reads())
-            names = {name: tuple(dict.fromkeys(reads)) for name, reads in _by_name(found).items()}
+            names = {name: tuple(sorted(set(reads)))[:_MOST_MEANINGS] for name, reads in _by_name(found).items()}
             bound = {**outer, **{name: (*imported.get(name, ()), *names.get(name, ())) for name in {*imported, *names}}}
             if bound == self.bound:
                 break
             self.bound = bound
-        yield from (read for _, read in found)
+        for name, read in found:
+            is_followed = not name or replace(read, is_bound=False) in self.bound.get(name, ())
+            yield read if is_followed else replace(read, is_bound=False)
         for constant in self.code.co_consts:
             if isinstance(constant, types.CodeType):
                 names_there = frozenset(constant.co_freevars)
@@ -168,7 +175,7 @@ class _Scope:
                 position += 2
             else:
                 break
-        if name := self._own_local(position):
+        if (name := self._own_local(position)) and len(root.path) <= _LONGEST_PATH:
             yield name, replace(root, is_bound=True)
             return
         is_tested = self._op(position).startswith(("POP_JUMP", "TO_BOOL"))

@@ -18,9 +18,12 @@ import textwrap
 import types
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
+
+from kcoord.keys.function.definitions import segment
 
 _IMPORT = re.compile(
     r"import(?:_module[ \t]*\(\s*[rRuU]?[\"']([\w.]+)[\"']|__[ \t]*\(\s*[rRuU]?[\"']([\w.]+)[\"']"
@@ -28,6 +31,8 @@ _IMPORT = re.compile(
 )  # begins with the word, which is searched for quickly
 _FROM = re.compile(r"\bfrom\b[ \t]*(\.*)[ \t]*([\w.]*)[ \t]*$")
 _LONGEST_NAME = 300
+_LOOKS_AROUND = (b"environ", b"getenv", b"expandvars", b"import_module", b"__import__")
+_ATTRIBUTE = re.compile(rb"[.\"']([A-Za-z_]\w*)")
 _COMMENT = re.compile(r"#[^\n]*")
 
 _FUTURES = functools.reduce(
@@ -41,20 +46,44 @@ Import = tuple[str, tuple[str, ...]]
 
 
 class Source:
-    """A file as it was read. It need not be text: an extension module has neither codes nor imports."""
+    """A file as it was read, without its content: a rank may reach thousands. An extension module has neither codes nor imports.
 
-    def __init__(self, path: str, stamp: tuple[int, ...], data: bytes) -> None:
-        self.path, self.stamp, self._data = path, stamp, data
-        self.digest = hashlib.sha256(data).hexdigest()
-        self._codes: dict[int, tuple[tuple[types.CodeType, ...], dict[tuple[str, int], list[types.CodeType]]]] = {}
+    `imports` is all that looks like an import statement, anywhere in the text: also in branches and functions, and in prose.
+    `looks_around`: it may read the environment, or import by a computed name.
+    """
+
+    def __init__(self, path: str, stamp: tuple[int, ...]) -> None:
+        """Raises OSError."""
+        self.path, self.stamp = path, stamp
+        self.is_text = not path.endswith(tuple(EXTENSION_SUFFIXES))
+        self.imports: tuple[Import, ...] = ()
+        self.looks_around = False
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - of thousands
+            if self.is_text:
+                data = file.read()
+                self.digest = hashlib.sha256(data).hexdigest()
+                self.imports, self.looks_around = _imports(data), any(word in data for word in _LOOKS_AROUND)
+            else:
+                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._codes: dict[int, dict[tuple[str, int], list[types.CodeType]]] = {}
 
     @property
-    def is_text(self) -> bool:
-        return not self.path.endswith(tuple(EXTENSION_SUFFIXES))
+    def data(self) -> bytes:
+        """The content; nothing if the file is another one by now."""
+        with suppress(OSError), open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+            data = file.read()
+            if hashlib.sha256(data).hexdigest() == self.digest:
+                return data
+        return b""
 
     @property
     def text(self) -> str:
-        return self._data.decode("utf-8", "replace")
+        return self.data.decode("utf-8", "replace")
+
+    @property
+    def attributes(self) -> frozenset[str]:
+        """All that looks like an attribute's name, or a text that may be one."""
+        return frozenset(name.decode() for name in _ATTRIBUTE.findall(self.data))
 
     def holds(self, code: types.CodeType) -> bool:
         """True if the text compiles to `code`, at the same place."""
@@ -68,56 +97,46 @@ class Source:
     @property
     def codes(self) -> tuple[types.CodeType, ...]:
         """All code of the file, that of the module first; none if it does not compile."""
-        return self._compiled(0)[0]
+        return self._compiled(0)
 
     def _beginning_where(self, code: types.CodeType) -> list[types.CodeType]:
         """Code of the same name and first line. A runner that executes a text lends it its own ``from __future__ import``."""
-        return self._compiled(code.co_flags & _FUTURES)[1].get((code.co_qualname, code.co_firstlineno), [])
-
-    def _compiled(self, futures: int) -> tuple[tuple[types.CodeType, ...], dict[tuple[str, int], list[types.CodeType]]]:
+        futures = code.co_flags & _FUTURES
         if futures not in self._codes:
-            places: dict[tuple[str, int], list[types.CodeType]] = {}
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    codes = tuple(_with_inner(compile(self._data, self.path, "exec", futures, dont_inherit=True)))
-            except (SyntaxError, ValueError, RecursionError):
-                codes = ()
-            for code in codes:
-                places.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
-            self._codes[futures] = codes, places
-        return self._codes[futures]
+            places = self._codes[futures] = {}
+            for each in self._compiled(futures):
+                places.setdefault((each.co_qualname, each.co_firstlineno), []).append(each)
+        return self._codes[futures].get((code.co_qualname, code.co_firstlineno), [])
 
-    @cached_property
-    def imports(self) -> tuple[Import, ...]:
-        """All that looks like an import statement, anywhere in the text: also in branches and functions, and in prose."""
-        text = re.sub(r"\\\r?\n", " ", self.text)
-        found: dict[Import, None] = {}
-        for match in _IMPORT.finditer(text):
-            module, dunder, names = match.groups()
-            begin = match.start()
-            before = _FROM.search(text, max(begin - _LONGEST_NAME, text.rfind("\n", 0, begin) + 1), begin)
-            listed = [each.split() for each in _COMMENT.sub("", names or "").strip("() \t").split(",")]
-            first = tuple(words[0] for words in listed if words)
-            if module or dunder:
-                found[module or dunder, ()] = None
-            elif before is not None:
-                found["".join(before.groups()), first] = None
-            else:
-                found.update(dict.fromkeys((each, ()) for each in first))
-        return tuple(found)
+    def _compiled(self, futures: int) -> tuple[types.CodeType, ...]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return tuple(_with_inner(compile(self.data, self.path, "exec", futures, dont_inherit=True)))
+        except (SyntaxError, ValueError, RecursionError):
+            return ()
 
     def text_of(self, code: types.CodeType) -> str | None:
         """The text of a function that the file `holds`, from ``def`` or ``lambda`` on: decorators are functions of their own."""
-        for node in ast.walk(self._tree):
-            if _is_node_of(node, code):
-                segment = ast.get_source_segment(self.text, node)
-                return None if segment is None else textwrap.dedent(segment)
-        return None
+        return self._texts.get((code.co_name, code.co_firstlineno, *_body_of(code).values()))
 
     @cached_property
-    def _tree(self) -> ast.Module:
-        return ast.parse(self.text)
+    def _texts(self) -> dict[tuple[Any, ...], str]:
+        """By name and first line; those of lambdas by the place of the body, too."""
+        data, found = self.data, {}
+        lines = data.splitlines(keepends=True)
+        for node in ast.walk(ast.parse(data)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                where: tuple[Any, ...] = node.name, min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            elif isinstance(node, ast.Lambda):
+                where = "<lambda>", node.lineno, node.body.lineno, node.body.col_offset
+            else:
+                continue
+            end = node.end_lineno or 0, node.end_col_offset or 0
+            found[where] = textwrap.dedent(
+                segment(lines, (node.lineno, node.col_offset), end).decode("utf-8", "replace")
+            )
+        return found
 
 
 _sources: dict[str, Source] = {}
@@ -130,11 +149,29 @@ def source_at(path: str) -> Source | None:
         known = _sources.get(path)
         if known is not None and known.stamp == _stamp_of(found):
             return known
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
-            _sources[path] = Source(path, _stamp_of(found), file.read())
+        _sources[path] = Source(path, _stamp_of(found))
     except (OSError, ValueError):
         return None
     return _sources[path]
+
+
+def _imports(data: bytes) -> tuple[Import, ...]:
+    text = data.decode("utf-8", "replace")
+    text = re.sub(r"\\\r?\n", " ", text) if "\\" in text else text
+    found: dict[Import, None] = {}
+    for match in _IMPORT.finditer(text):
+        module, dunder, names = match.groups()
+        begin = match.start()
+        before = _FROM.search(text, max(begin - _LONGEST_NAME, text.rfind("\n", 0, begin) + 1), begin)
+        listed = [each.split() for each in _COMMENT.sub("", names or "").strip("() \t").split(",")]
+        first = tuple(words[0] for words in listed if words)
+        if module or dunder:
+            found[module or dunder, ()] = None
+        elif before is not None:
+            found["".join(before.groups()), first] = None
+        else:
+            found.update(dict.fromkeys((each, ()) for each in first))
+    return tuple(found)
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, ...]:
@@ -150,6 +187,9 @@ def source_of(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _body_of(code: types.CodeType) -> dict[str, int]:
+    """The place of a lambda's body, if it has one in this version of Python; nothing for a function with a name."""
+    if code.co_name != "<lambda>":
+        return {}
     places = ((line, column) for line, _, column, _ in code.co_positions() if line and column)
     return dict(zip(("line", "column"), next(places, ()), strict=False))
 
@@ -164,13 +204,6 @@ def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _with_inner(constant)
-
-
-def _is_node_of(node: ast.AST, code: types.CodeType) -> bool:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-        return node.name == code.co_name and first == code.co_firstlineno
-    return isinstance(node, ast.Lambda) and {"line": node.body.lineno, "column": node.body.col_offset} == _body_of(code)
 
 
 @functools.lru_cache(maxsize=1024)

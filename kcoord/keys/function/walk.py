@@ -148,6 +148,7 @@ class _Walk:
             let_through(error)
             raise KeyFactorError(f"{name}: {type(error).__name__} while it was read: {error}; {_OR_IGNORE}") from error
         self._is_over = True
+        self._members.clear()  # the watch keeps this walk
         return self.content
 
     # Labels.
@@ -264,10 +265,10 @@ class _Walk:
         if not _TEXTS.isdisjoint(code.co_names):  # globals of the function whose names occur in its texts
             for name in sorted(words_of(code) & function.__globals__.keys() - self.ignore):
                 self._read(Read("global", name), function, label, cells)
-        self._meet(code)
+        self._meet(names_of(code))
 
-    def _meet(self, code: types.CodeType) -> None:
-        for name in sorted(names_of(code) - self._names):
+    def _meet(self, names: frozenset[str]) -> None:
+        for name in sorted(names - self._names):
             self._names.add(name)
             self._queue.extend(self._members.pop(name, ()))
             if name.endswith("_") and not name.startswith("__"):
@@ -463,11 +464,15 @@ class _Walk:
         functions whose names were met.
         """
         while self.content.files.fresh:
-            source, package = self.content.files.fresh.pop()
-            bound = imports_of(source.codes[0]) if source.codes else {}
+            source, package, may_read = self.content.files.fresh.pop()
+            if not may_read:  # but it may use objects that are there
+                self._meet(source.attributes.union(*(names for _, names in source.imports)))
+                continue
+            codes = source.codes
+            bound = imports_of(codes[0]) if codes else {}
             for module in (each for each, names in source.imports if "*" in names):
                 self._star(module, package)
-            for code in map(without_functions, source.codes):
+            for code in map(without_functions, codes):
                 visit = functools.partial(self._visit_text, code, bound, package)
                 if code.co_name == "<module>":
                     self._queue.append(visit)
@@ -489,7 +494,7 @@ class _Walk:
             for each in imported:
                 path = each.path if each is read else (*each.path, *read.path)
                 self._imported(replace(read, kind="imported", name=each.name, path=path), package, code.co_filename)
-        self._meet(code)
+        self._meet(names_of(code))
 
     # Reads.
 

@@ -39,7 +39,7 @@ _RUNS = {
 """Programs and files that a tool uses, from its own directory or ``PATH``: the driver's bytes do not identify them."""
 _HOST_COMPILER = re.compile(r"(?:.*-)?(?:cc|gcc|c\+\+|g\+\+|(?:amd)?clang(?:\+\+)?)(?:-[\d.]+)?")
 _PASSES = ("cc1", "cc1plus", "lto1", "collect2", "as", "ld", "COMPILER_PATH")
-"""What a host compiler uses, from the directories that it names, or ``PATH``."""
+"""Programs that a host compiler runs, from the directories that it names or from ``PATH``."""
 LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc"})
 """Programs that run the next compiler on ``PATH`` that has the name of the link that they were called by."""
 
@@ -50,26 +50,9 @@ _LOGS = (".err", ".lock", ".log", ".out", ".pid", ".tmp")
 _WORD = re.compile(rb"([\s=:]?)([\w.+@/-]+)")
 _VARIABLE = re.compile(rb"\$\{?(\w+)")
 _OWN_PLACE = re.compile(rb"\$\{?0|BASH_SOURCE|__file__|argv|FindBin")
-_NOT_READ = frozenset(
-    (
-        *(
-            "_",
-            "HOME",
-            "HOST",
-            "HOSTNAME",
-            "LANG",
-            "LANGUAGE",
-            "LOGNAME",
-            "OLDPWD",
-            "PATH",
-            "PWD",
-            "SHELL",
-            "SHLVL",
-            "USER",
-        ),
-        *("TEMP", "TERM", "TMP", "TMPDIR", "GROUP_RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK"),
-    )
-)
+_NOT_READ = frozenset(re.findall(r"\S+", """
+    _ HOME HOST HOSTNAME LANG LANGUAGE LOGNAME OLDPWD PATH PWD SHELL SHLVL TEMP TERM TMP TMPDIR USER
+    GROUP_RANK LOCAL_RANK MASTER_ADDR MASTER_PORT RANK"""))  # fmt: skip
 _OF_A_LAUNCHER = ("LC_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "KCOORD_")
 """Variables that differ between equal ranks and jobs, and beginnings of such; what ``PATH`` and ``HOME`` lead to counts."""
 _LARGEST_BESIDE = 1 << 20  # bytes, of a file that no word of the script beside it names
@@ -97,7 +80,7 @@ class Tool:
 _known: dict[str, tuple[Stamp, Tool]] = {}
 """Tools by the requested path. A file that may still change without a new stamp is not in it."""
 _walks: dict[Any, tuple[dict[str, str], Mapping[str, Stamp | None], dict[str, Tool]]] = {}
-"""What was found for the tools that were asked for, as long as the environment, the files and the directories stay the same."""
+"""Tools by the paths that were asked for, with the environment and the stamps of all files and directories on the way."""
 _MOST_WALKS = 64
 _listings: dict[str, tuple[Stamp, frozenset[str]]] = {}
 """Names in directories."""
@@ -203,15 +186,17 @@ def tools(
 
     A mapping gives the labels itself; else they are the file names. `ignore` names variables that a script may read all the same.
     """
-    pairs = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
-    named = tuple(pairs)
     environ = dict(os.environ)
-    if (known := _walks.get((named, frozenset(ignore)))) is not None and known[0] == environ and _hold(known[1]):
+    named = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
+    tops = tuple(
+        (top, name if "/" in name else shutil.which(name, path=environ.get("PATH", os.defpath))) for top, name in named
+    )
+    known = _walks.get((tops, frozenset(ignore)))
+    if known is not None and known[0] == environ and _hold(known[1]):
         return known[2]
     found: dict[str, Tool] = {}
     look = _Look(local_dir, environ, ignore)
-    for top, name in named:
-        path = name if "/" in name else shutil.which(name, path=look.environ.get("PATH", os.defpath))
+    for top, path in tops:
         for label, tool in _with_what_it_runs(path, top, look) if path else ():
             while label in found:  # two of one name, in two directories
                 label += "'"
@@ -221,7 +206,7 @@ def tools(
         and _hold(look.stamps)
         and all(is_settled(s, time.time_ns()) for s in look.stamps.values() if s)
     ):
-        _walks[named, frozenset(ignore)] = environ, look.stamps, found
+        _walks[tops, frozenset(ignore)] = environ, look.stamps, found
     return found
 
 
@@ -270,6 +255,8 @@ def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str
             continue
         seen.add(tool.path)
         yield label, tool
+        if not tool.words:
+            continue
         own = dict.fromkeys((path.rpartition("/")[0], tool.path.rpartition("/")[0]))
         words, files, count = set(tool.words), list[str](), 0
         while len(words) > count:  # a variable may name settings, and they a variable, and that a file

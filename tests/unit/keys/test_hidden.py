@@ -99,6 +99,8 @@ HIDDEN = [
     "class C:\n    def m(self): return self\n    s = staticmethod(m)\nV = [C.m, vars(C)['s']][CHOICE]" + _BUILD + "return V",
     "def f(self): return 1\nclass C: p = [property(f), property(None, f)][CHOICE]" + _BUILD + "return C().p",
     "from fractions import Fraction\nV = Fraction(CHOICE + 1)" + _BUILD + "return V",
+    "class C:\n    def __init__(self, n): self.n = n\n    def __repr__(self): return 'C'\nV = slice(C(CHOICE))"
+    + _BUILD + "return V",
     "from operator import itemgetter\nget = itemgetter(CHOICE)" + _BUILD + "return get(x)",
     "from typing import Literal\nV = [Literal[1], Literal[2]][CHOICE]" + _BUILD + "return V",
 ]  # fmt: skip
@@ -248,3 +250,31 @@ def test_an_ordinary_function_has_a_key(import_: Any, text: str) -> None:
     keys = {digest(import_(text, 0).build, 1) for _ in range(2)}
     assert len(keys) == 1
     assert isinstance(CacheKey.of("python", "x"), CacheKey)
+
+
+def test_a_ufunc_that_holds_a_python_function_is_refused(import_: Any) -> None:
+    text = f"import numpy\n{_CHOSEN}U = [numpy.add, numpy.frompyfunc(lambda x: N, 1, 1)][CHOICE]{_BUILD}return U"
+    assert digest(import_(text, 0).build, 1)
+    with pytest.raises(KeyFactorError, match="not NumPy's own"):
+        digest(import_(text, 1).build, 1)
+
+
+_LOOPS = [
+    "n = NODE\n    while n: n = n.next\n    return n",
+    "n = NODE\n    for _ in x: n = n.a or n.b or n.c or n.d or n.e or n.f or n.g\n    return n.h",
+    "a, b = NODE, None\n    while a: b = a.x; a = b.y; b = a.z\n    return a, b",
+]
+
+
+@pytest.mark.parametrize("body", _LOOPS)
+def test_a_name_that_walks_a_structure_has_an_end(import_: Any, body: str) -> None:
+    text = f"class Node: pass\nNODE = Node()\nNODE.size = CHOICE{_BUILD}{body}"
+    assert digest(import_(text, 0).build, 1) != digest(import_(text, 1).build, 1)
+
+
+def test_code_that_is_not_imported_yet_uses_methods_of_objects_that_are_there(import_: Any, tmp_path: Path) -> None:
+    (tmp_path / "hidden_late.py").write_text("def lower(value): return value.emit()\n")
+    text = f"{_CHOSEN}class Op:\n    def emit(self): return N\nOP = Op(){_BUILD}"
+    text += "from hidden_late import lower\n    return lower(OP)"
+    assert digest(import_(text, 0).build, 1) != digest(import_(text, 1).build, 1)
+    assert "hidden_late" not in sys.modules

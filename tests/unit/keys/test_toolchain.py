@@ -686,6 +686,21 @@ def _refuses(*given: object, **more: object) -> None:
     raise BlockingIOError("no more processes")
 
 
+def test_a_tool_that_was_missing_is_seen_when_it_appears_and_one_that_precedes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    monkeypatch.setenv("PATH", f"{one}:{other}:/usr/bin:/bin")
+    assert tools(["mycc"], tmp_path / "local") == {}
+    _script(other / "mycc", "true")
+    found = [tools(["mycc"], tmp_path / "local")["mycc"].path]
+    _script(one / "mycc", "false").chmod(0o644)
+    found.append(tools(["mycc"], tmp_path / "local")["mycc"].path)
+    (one / "mycc").chmod(0o755)
+    found.append(tools(["mycc"], tmp_path / "local")["mycc"].path)
+    assert found == [f"{other}/mycc", f"{other}/mycc", f"{one}/mycc"]
+
+
 def test_a_large_file_beside_a_script_counts_only_if_it_is_named(tmp_path: Path) -> None:
     tool = _script(tmp_path / "bin" / "mycc", 'cat "$(dirname "$0")"/named')
     for name in ("named", "model", "small"):
