@@ -191,7 +191,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         builds = frame.f_globals.get("__name__") == "triton.runtime.build"
         build = {name: value for name, value in frame.f_locals.items() if builds and name in PARTS}
         module = Module(filename, self.key, Path(knobs.cache.dir), build)
-        found = adapter.modules.begin(module, waits=not purpose.prepares, loads=not purpose.prepares)
+        found = adapter.modules.begin(module, waits=purpose.waits or not purpose.prepares, loads=not purpose.prepares)
         if purpose.prepares and not isinstance(found, Compilation):
             raise Settled("busy" if isinstance(found, Busy) else "loaded")
         if isinstance(found, Artifact):

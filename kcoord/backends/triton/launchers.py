@@ -2,7 +2,7 @@
 
 Up to Triton 3.6, the first launch of a kernel of a new signature runs the C compiler: some 0.2 s in which all ranks wait once
 more. What a launcher depends on is known before its kernel is there. It is built as it always is, by Triton, through its cache;
-when it is needed, it is there. Nobody waits for a launcher here: if another rank builds it, there is nothing to do.
+when it is needed, it is there. Only a replay that waits for others' compiles waits for a launcher that another process builds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def begin(source: Any, target: Any) -> None:
     if torch is not None and not torch.cuda.is_initialized():
         return  # asking for the target would
     if driver is not None and _is_known(launcher, source.signature) and driver.get_current_target() == target:
-        threading.Thread(target=_build, args=(launcher, source, target.warp_size), daemon=True).start()
+        threading.Thread(target=_build, args=(launcher, source, target.warp_size, False), daemon=True).start()
 
 
 def _driver() -> Any | None:
@@ -58,19 +58,22 @@ def _driver() -> Any | None:
     return vars(active).get("_obj") if "_init_fn" in vars(active) else active
 
 
-@fails_open(lambda source, target: None)
-def build(source: Any, target: Any) -> None:
-    """Build the launcher of `source` if this machine has a GPU of `target`'s kind. CUDA is not initialized, nor looked for."""
+@fails_open(lambda source, target, waits: None)
+def build(source: Any, target: Any, waits: bool) -> None:
+    """Build the launcher of `source` if this machine has a GPU of `target`'s kind. CUDA is not initialized, nor looked for.
+
+    If another process builds it: returns at once, or with `waits` when it is there.
+    """
     kind, name = _CLASSES.get(target.backend, ("", ""))
     backend = triton.backends.backends.get(kind)
     launcher = getattr(sys.modules.get(backend.driver.__module__), name, None) if backend is not None else None
-    asked = (name, *map(str, source.signature.values()))
+    asked = (waits, name, *map(str, source.signature.values()))
     if asked not in _asked and _is_known(launcher, source.signature) and _has_gpu(target.backend):
         _asked.add(asked)
-        _build(launcher, source, target.warp_size)
+        _build(launcher, source, target.warp_size, waits)
 
 
-_asked: set[tuple[str, ...]] = set()
+_asked: set[tuple[Any, ...]] = set()
 """The signatures for which `build` has been called in this process: most kernels of a job share a few."""
 
 
@@ -84,7 +87,7 @@ def _is_known(launcher: Any, signature: Mapping[Any, Any]) -> bool:
     return builds and not any("tensordesc" in str(kind) for kind in signature.values())
 
 
-@fails_open(lambda launcher, source, warp_size: None)
-def _build(launcher: Any, source: Any, warp_size: int) -> None:
-    with contextlib.suppress(Settled), purpose.being(prepares=True):
+@fails_open(lambda launcher, source, warp_size, waits: None)
+def _build(launcher: Any, source: Any, warp_size: int, waits: bool) -> None:
+    with contextlib.suppress(Settled), purpose.being(prepares=True, waits=waits):
         launcher(source, _Metadata(warp_size))

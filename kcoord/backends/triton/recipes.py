@@ -75,7 +75,7 @@ def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         except Settled as settled:
             how = settled.how
     if how != "busy":
-        launchers.build(source, there)
+        launchers.build(source, there, waits)
     return how
 
 

@@ -49,8 +49,8 @@ class Module:
 class Purpose(threading.local):
     """The purpose of the current thread's compiles, if it is not their use.
 
-    `lists`: the request is all that is wanted. `replays`: of a recipe, which `waits` for other ranks. `tries`: of several
-    configurations one will be used. `prepares`: of a launcher that no launch needs yet.
+    `lists`: the request is all that is wanted. `replays`: of a recipe. `tries`: of several configurations one will be used.
+    `prepares`: of a launcher that no launch needs yet. With `waits` a replay, and what it prepares, waits for other ranks.
     """
 
     lists = replays = tries = prepares = False
