@@ -706,6 +706,34 @@ def test_a_launcher_is_built_while_its_kernel_is_waited_for(
     assert Path(path) == launchers(sandbox)[0]
 
 
+REPLAYED = """
+from kcoord.backends.triton import launchers
+launchers._DEVICES["cuda"] = (os.devnull,)
+triton.backends.backends["nvidia"] = types.SimpleNamespace(driver=types.SimpleNamespace(__module__="__main__"))
+CudaLauncher = Launcher
+launchers.build(kernel.src, kernels.SM90, waits=sys.argv[1] == "waits")
+print(len(glob.glob(os.environ["KCOORD_LOCAL_DIR"] + "/triton/*/launcher*.so")))
+"""
+
+
+def test_a_replay_that_waits_for_kernels_waits_for_their_launchers(sandbox: Sandbox) -> None:
+    """Else a warm-up ends, and with it its container, before the pool has built them."""
+    programs = LAUNCHER.format(programs=str(PROGRAMS))
+    with sandboxed() as other:
+        done = other.run("-c", programs, **hooked(other, 0))
+        assert done.returncode == 0, done.stderr
+        (launcher,) = launchers(other)
+        manifest = Manifest.decode((launcher.parent / "kcoord-manifest.msgpack").read_bytes())
+    program = programs.rpartition("built = ")[0] + REPLAYED
+    with held(sandbox, manifest):
+        done = sandbox.run("-c", program, "passes on", **hooked(sandbox, 0))
+        assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+        rank = sandbox.start("-c", program, "waits", **hooked(sandbox, 0))
+        eventually(lambda: waiting(sandbox) == 1, 60)
+    out, err = rank.communicate(timeout=60)
+    assert (rank.returncode, out) == (0, "1\n"), err
+
+
 def test_a_rank_that_waits_for_nobody_builds_no_launcher_ahead(sandbox: Sandbox) -> None:
     patient = "import kcoord.rank.client as c\nc._AT_ONCE = 60\n"  # a busy machine answers late
     program = patient + LAUNCHER.format(programs=str(PROGRAMS))
@@ -745,7 +773,7 @@ def test_no_launcher_is_worth_initializing_cuda(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton_launchers, "_asked", set())
     for device in ("/no/such/device", os.devnull):
         monkeypatch.setitem(triton_launchers._DEVICES, "cuda", (device,))
-        triton_launchers.build(source, SimpleNamespace(backend="cuda", warp_size=32))
+        triton_launchers.build(source, SimpleNamespace(backend="cuda", warp_size=32), waits=False)
     assert (len(built), asked) == (1, ["target"])
 
 
