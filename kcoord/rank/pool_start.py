@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ class PoolStart:
     `stuck` seconds without progress end a pool's workers, and `grown` bytes of growth one of them. Thread-safe and fork-safe. Not
     guaranteed: that a pool starts, or compiles anything.
 
-    `ranks` are those that a launcher's pool is for; None: this process is a rank.
+    `ranks` are those that a launcher's pool is for; None: this process is a rank. ``at_miss()`` is called by `missed`.
     """
 
     def __init__(
@@ -95,10 +95,12 @@ class PoolStart:
         self._lock, self._threads = threading.Lock(), 0  # the lock is held while a thread asks, and starts the pool
         self._asked = -_ASK_AGAIN
         self._control: OwnSocket | None = None  # the pool ends when this closes
+        self.at_miss: Callable[[], object] = lambda: None
         forgets_after_fork(self)
 
     def missed(self, target: GPUTarget | None) -> None:
         """A key for `target` is not on this node: the rest of the profile may be missing, too. Returns at once."""
+        self.at_miss()
         if not self._wanted or (self._settings.recorded_as is None and not self._warms_up):
             return
         if time.monotonic() > self._asked + _ASK_AGAIN:

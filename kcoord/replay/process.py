@@ -25,7 +25,7 @@ from kcoord.errors import KcoordError
 from kcoord.interruption import let_through
 from kcoord.protocol.messages import Join, Joined
 from kcoord.rank.client import AgentClient
-from kcoord.replay.worker import OVER, work
+from kcoord.replay.worker import IDLE, MISSES, OVER, work
 from kcoord.settings import Settings
 from kcoord.stalls import Stalls
 
@@ -72,7 +72,8 @@ def main(starter: int, stuck: float, grown: int) -> None:
 
 
 class _Forks:
-    """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends.
+    """Forks workers: one; after the first miss as many as are busy, and one more, which waits for work. `alive` closes when this
+    process ends.
 
     Without `imports` it imports nothing, since an earlier process's imports left threads that held locks.
     """
@@ -82,7 +83,7 @@ class _Forks:
         # by the descriptor on which each worker says so, until it closes; None: it has not begun
         self._busy: dict[int, bool | None] = {}
         self._pids: dict[int, int] = {}
-        self._over = False
+        self._over = self._has_missed = False
 
     def serve(self) -> int:
         """Return the exit code: when the last worker has ended because there is nothing to do, or when workers are stuck."""
@@ -101,7 +102,8 @@ class _Forks:
         gc.collect()
         gc.freeze()
         while not self._over or self._busy:
-            if not self._over and len(self._busy) < most and all(self._busy.values()):
+            wanted = most if self._has_missed else 1
+            if not self._over and len(self._busy) < wanted and all(self._busy.values()):
                 try:
                     self._fork(settings, idle)
                 except OSError:  # this user may have no more processes
@@ -125,7 +127,7 @@ class _Forks:
         ours, theirs = os.pipe()
 
         def be_worker() -> int:
-            return work(settings, idle, lambda begins: os.write(theirs, b"+" if begins else b"-"), self._grown)
+            return work(settings, idle, lambda state: os.write(theirs, state), self._grown)
 
         try:
             pid = _forked(be_worker, (ours, self._alive, *self._busy))
@@ -139,13 +141,14 @@ class _Forks:
     def _heard(self, worker: int) -> None:
         said = os.read(worker, 4096)
         if said:
-            self._busy[worker] = said.endswith(b"+")
+            self._has_missed = self._has_missed or MISSES in said
+            self._busy[worker] = not said.endswith(IDLE)
             return
         os.close(worker)
         _, status = os.waitpid(self._pids.pop(worker), 0)
         code, at_work = os.waitstatus_to_exitcode(status), self._busy.pop(worker)
-        # a worker that dies while idle ends the pool; one that dies compiling does not
-        self._over = self._over or code == OVER or (code != 0 and not at_work)
+        # a worker that ends while it is idle ends the pool; one that dies compiling does not, also with the code OVER
+        self._over = self._over or (code != 0 and not at_work)
 
 
 def _forked(run: Callable[[], int], not_theirs: tuple[int, ...]) -> int:

@@ -22,25 +22,30 @@ _AGENT_RETURNS = 20.0  # seconds; a launcher restarts an agent that died
 _ASK_AGAIN = 0.5  # seconds
 
 
-def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], object], grown: int) -> int:
+IDLE, BUSY, MISSES = b"-", b"+", b"!"
+"""A worker's state: it waits for work; it has some; its key is not on this node, and others may not be, either."""
+
+
+def work(settings: Settings, cores: IdleCores, say: Callable[[bytes], object], grown: int) -> int:
     """Compile what the agent gives, until it says that it is over, or this process has grown by `grown` bytes, and another takes
     its place. Returns the exit code.
 
-    ``busy(False)`` is called when it waits for work, first and after each compile; ``busy(True)`` when a compile begins.
+    ``say(state)`` is called for each of the states above.
     """
     client = AgentClient(settings, notices)
+    connect().pool.at_miss = lambda: say(MISSES)
     try:
-        return _work(client, cores, busy, grown)
+        return _work(client, cores, say, grown)
     finally:
         connect().close()  # delivers counters and spans, which are a worker's while `client` is connected
         client.close()
 
 
-def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object], grown: int) -> int:
+def _work(client: AgentClient, cores: IdleCores, say: Callable[[bytes], object], grown: int) -> int:
     size = psutil.Process().memory_info().rss
     ended = why = ""
     heard = time.monotonic()
-    busy(False)
+    say(IDLE)
     while True:
         given = client.ask(Take(free_memory(), *cores.look(), ended, why), Work, quietly=True, start=False)
         if given is None:
@@ -52,9 +57,9 @@ def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object],
         if given.over:
             return OVER
         if given.recipe is not None:
-            busy(True)
+            say(BUSY)
             ended, why = compiled(given.recipe)
-            busy(False)
+            say(IDLE)
             if psutil.Process().memory_info().rss > size + grown:
                 client.ask(Take(0, 0, 0, ended, why, last=True), Work, quietly=True, start=False)
                 return 0

@@ -131,6 +131,17 @@ def test_on_another_gpu_the_profile_is_compiled_for_that_one(
     assert (len(said["compiled"]), len(said["loaded"])) == (1, 5)
 
 
+def test_where_all_is_there_one_worker_finds_out(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    """A warm start would take the memory of as many workers as there are cores."""
+    report(fork_rank(sandbox, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="off")))
+    give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(PROGRAMS)])
+    eventually(lambda: pool_status(sandbox)["loaded"] == 6, 60)
+    assert len(pool(sandbox)) == 3, "the process that watches, the one that forks, and its worker"
+    ours.close()
+
+
 def test_a_pool_ends_with_a_rank_that_is_killed(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
     recipes, first = recorded
     give(sandbox, recipes)
