@@ -33,6 +33,7 @@ _LONGEST_REQUEST = (
     2 * MAX_WAIT + 4 * AGENT_TIMEOUT + 2.0
 )  # an agent is found dead, another started, asked, and found dead
 _LONGEST_PUBLISH = 4 * AGENT_TIMEOUT + 2.0
+_REAPED_WITHIN = 10.0  # seconds until init has waited for a process that ended
 _PROMPT = 1.0  # seconds that a request takes, at most, besides the compile, if nothing is wrong
 _BEFORE = 1.0  # seconds after its compile in which an artifact is on its way to the store
 _CODES = {"rank-kill": {-9}, "rank-term": {-15}, "rank-raises": {1}}
@@ -304,10 +305,20 @@ def _left_over(
         findings += [f"a lease file is left: {p.name}" for p in (store / "v2" / "leases").glob("*/*.lease")]
     stagings = [p for site in sites for p in site.local.glob("objects/*/.kcoord/staging")]
     for staging in [*stagings, *([store / "v2" / "staging"] if store is not None else [])]:
-        sweep(staging, here_after=0.0, elsewhere_after=0.0)
-        left = [p.name for p in staging.iterdir()] if staging.exists() else []
+        left = _swept(staging)
         findings += [f"{staging} holds {left} after it was swept"] if left else []
     return findings
+
+
+def _swept(staging: Path) -> list[str]:
+    """The names that are left once the processes that have ended are gone, too: until then they own their entries."""
+    end = time.monotonic() + _REAPED_WITHIN
+    while True:
+        sweep(staging, here_after=0.0, elsewhere_after=0.0)
+        left = [p.name for p in staging.iterdir()] if staging.exists() else []
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
 
 
 def _leases_left(round_: Round, thrown: list[Thrown], redis: RedisServer) -> list[str]:
