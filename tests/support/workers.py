@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -35,7 +36,7 @@ def below_exec(sandbox: Sandbox, program: str, way: str, **more: str | None) -> 
 def check(sandbox: Sandbox, done: subprocess.CompletedProcess[str], *, summary: bool = True) -> None:
     """The job ended with `CODE`, its workers compiled each kernel once, and nothing is left.
 
-    `summary`: `kcoord exec` counts the same.
+    `summary`: `kcoord exec` counts the same. It may miss loads of the last second of a worker that its library killed.
     """
     assert done.returncode == CODE, done.stdout + done.stderr
     reports = [json.loads(path.read_text()) for path in reports_in(sandbox).glob("*.json")]
@@ -45,6 +46,8 @@ def check(sandbox: Sandbox, done: subprocess.CompletedProcess[str], *, summary: 
     assert all(set(report["compiled"] + report["loaded"]) == set(compiled) for report in reports)
     assert all(report["cubins"] == reports[0]["cubins"] for report in reports)
     if summary:
-        assert f"{KERNELS * WORKERS} requests: {KERNELS} compiled" in done.stderr, done.stderr
+        told = re.search(rf"(\d+) requests: {KERNELS} compiled", done.stderr)
+        assert told, done.stderr
+        assert KERNELS <= int(told[1]) <= KERNELS * WORKERS, done.stderr
     eventually(lambda: not sandbox.processes(), what="nothing of the job is left")
     assert not list(sandbox.local.glob("*.sock"))
