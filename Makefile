@@ -59,7 +59,7 @@ test-tritons: setup
 # The tests of compilers that users add, on their newest and oldest releases: FOLDER:REQUIREMENT, each on top of .venv.
 COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14 ninja:flashinfer-python==0.7.2.post1 \
   ninetoothed:ninetoothed==0.26.0 ninetoothed:ninetoothed==0.25.0 \
-  cutedsl:nvidia-cutlass-dsl==4.8.1 cutedsl:nvidia-cutlass-dsl==4.4.0 flydsl:flydsl==0.4.2 flydsl:flydsl==0.2.0
+  cutedsl:nvidia-cutlass-dsl==4.8.1 cutedsl:nvidia-cutlass-dsl==4.4.0 flydsl:flydsl==0.5.0 flydsl:flydsl==0.4.2 flydsl:flydsl==0.2.0
 test-compilers: setup
 	for each in $(COMPILERS); do \
 	  place=.venv/compilers/$${each#*:}; \

@@ -1,19 +1,22 @@
-"""Compiles that are not shared, and why; and FlyDSL's own cache, pickles that are read before the hook: off while kcoord shares.
+"""Compiles that are not shared, and why; and FlyDSL's own cache, pickles that are read before the hook.
 
-Its key leaves out attributes of global objects, lists in closures and helpers of other directories, and is made for the GPU of a
-function's first call. It stays as the user set it by ``FLYDSL_RUNTIME_ENABLE_CACHE``, where nothing is shared, and in a process
-that fills ``FLYDSL_RUNTIME_CACHE_DIR`` for others (``COMPILE_ONLY``). ``FLYDSL_RUNTIME_RUN_ONLY`` reads it in any case.
+Before 0.5 its key leaves out attributes of global objects, lists in closures and helpers of other directories, and is made for
+the GPU of a function's first call: that cache is off while kcoord shares. It stays as the user set it by
+``FLYDSL_RUNTIME_ENABLE_CACHE``, where nothing is shared, and in a process that fills ``FLYDSL_RUNTIME_CACHE_DIR`` for others
+(``COMPILE_ONLY``). ``FLYDSL_RUNTIME_RUN_ONLY`` reads it in any case. From 0.5 on it keys traces, and is left on.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.flydsl.request import Traced
 from kcoord.keys.environment import Environment
 
+KEYS_ITS_TRACES = (0, 5)
+"""The first release whose own cache does."""
 _SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
 """Set by users to switch FlyDSL's own cache on or off."""
 _DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
@@ -21,34 +24,21 @@ _environment = Environment(
     (_SWITCH, _DIRECTORY, "COMPILE_ONLY", "FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR"),
 )
 """The variables of `_is_wanted`."""
+_LINKS = re.compile(r"\brocdl-attach-target\{[^}]*\bl=")
 _SHOWN = ("dump_ir", "dump_asm", "print_origin_ir", "print_after_all")
 
 
-def reason_not_shared(request: Traced) -> str:
-    """The reason why `request` must not be shared; empty if it may be."""
-    if request.links:
-        return "it links libraries that its trace only names"
-    return _of_environment() or _of_user()
+def links(pipeline: str) -> bool:
+    """True if libraries of device code are linked."""
+    return _LINKS.search(pipeline) is not None
 
 
-def _of_environment() -> str:
-    """Why nothing that this process compiles is shared; empty if it may be."""
-    from flydsl.compiler import backends
+def of_user() -> str:
+    """Why the user wants compiles to take place in this process, or by other tools; empty if nothing says so."""
     from flydsl.utils import env
 
     if env.compile.llvm_dir.strip():
         return "FLYDSL_COMPILE_LLVM_DIR names another LLVM, whose files are in no key"
-    name = backends.compile_backend_name()
-    kind = backends._registry.get(name)
-    if kind is None or kind.__module__ != "flydsl.compiler.backends.rocm":
-        return f"FlyDSL's backend {name!r} is not its own"
-    return ""
-
-
-def _of_user() -> str:
-    """Why the user wants a compile to take place in this process; empty if nothing says so."""
-    from flydsl.utils import env
-
     if _SWITCH in os.environ and not env.runtime.enable_cache:
         return f"{_SWITCH} is off"
     for name in _SHOWN:
@@ -84,4 +74,5 @@ def switch_off_own_cache(env: Any) -> None:
 def _is_wanted(env: Any) -> bool:
     """True if FlyDSL's own setting holds."""
     fills = _DIRECTORY in os.environ and env.compile.compile_only
-    return _SWITCH in os.environ or fills or bool(_of_environment())
+    is_elsewhere = env.compile.llvm_dir.strip() or os.environ.get("FLYDSL_COMPILE_BACKEND", "rocm") != "rocm"
+    return _SWITCH in os.environ or fills or bool(is_elsewhere)

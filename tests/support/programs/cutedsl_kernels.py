@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,11 @@ if not modes & {"launched", "differs"}:
 
 import cutlass  # noqa: E402
 from cutlass import cute  # noqa: E402
-from cutlass._mlir import passmanager  # noqa: E402
+from cutlass._mlir.passmanager import PassManager  # noqa: E402
 from cutlass.base_dsl.compiler import Compiler  # noqa: E402
 from cutlass.cute.runtime import make_fake_compact_tensor  # noqa: E402
+
+from tests.support.pass_managers import before_each_run  # noqa: E402
 
 if "late" in modes:
     import torch  # noqa: F401
@@ -42,16 +43,7 @@ if hasattr(Compiler, "_check_cuda_dependencies_once"):  # before 4.5: of a GPU's
     Compiler._check_cuda_dependencies_once = lambda self, libraries: None
 
 compiles: list[str] = []
-NativePassManager = passmanager.PassManager
-
-
-def parse(pipeline: str) -> Any:
-    if "cubin-chip" in pipeline:
-        compiles.append(pipeline)
-    return NativePassManager.parse(pipeline)
-
-
-passmanager.PassManager = types.SimpleNamespace(parse=parse)
+before_each_run(PassManager, lambda text: "cubin-chip" in text, lambda: compiles.append(""))
 
 
 def refuse(*arguments: Any, **keywords: Any) -> Any:
@@ -63,9 +55,9 @@ def interrupt(*arguments: Any) -> Any:
 
 
 if "unserializable" in modes:
-    from kcoord.backends.cutedsl import mlir
+    from kcoord.backends import mlir
 
-    mlir.bytecode = None
+    mlir._headers = None
 if modes & {"unwritable", "interrupted"}:
     signal.signal(signal.SIGALRM, interrupt)
     write_bytes = Path.write_bytes

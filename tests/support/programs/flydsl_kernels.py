@@ -17,7 +17,10 @@ if not modes & {"launched", "differs"}:
 import flydsl.compiler as flyc  # noqa: E402
 import flydsl.expr as fx  # noqa: E402
 import torch  # noqa: E402
+from flydsl._mlir.passmanager import PassManager  # noqa: E402
 from flydsl.compiler import jit_function, kernel_function, llvm_options  # noqa: E402
+
+from tests.support.pass_managers import before_each_run  # noqa: E402
 
 if "differs" in modes:
     native_compile = jit_function.MlirCompiler.compile
@@ -31,15 +34,7 @@ if "differs" in modes:
     kcoord.install()
 
 compiles: list[str] = []
-native_run = jit_function._run_pipeline
-
-
-def run_pipeline(*arguments: Any, **keywords: Any) -> Any:
-    compiles.append(os.environ["ARCH"])
-    return native_run(*arguments, **keywords)
-
-
-jit_function._run_pipeline = run_pipeline
+before_each_run(PassManager, lambda text: "format=fatbin" in text, lambda: compiles.append(os.environ["ARCH"]))
 
 
 def link() -> None:

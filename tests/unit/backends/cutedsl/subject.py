@@ -12,10 +12,11 @@ kcoord.install()
 
 import cutlass  # noqa: E402
 from cutlass import cute  # noqa: E402
-from cutlass._mlir import passmanager  # noqa: E402
+from cutlass._mlir.passmanager import PassManager  # noqa: E402
 from cutlass.cute.runtime import make_fake_compact_tensor  # noqa: E402
 
 from kcoord.testing import Subject, main  # noqa: E402
+from tests.support.pass_managers import before_each_run  # noqa: E402
 
 BY = 3.0
 SETTINGS = types.SimpleNamespace(plus=5.0)
@@ -50,14 +51,11 @@ class CuTeDSL(Subject):
         self.options = "--opt-level=3"
         self.factor = 7.0
         self.pause: Callable[[], None] = lambda: None
-        native = passmanager.PassManager
+        before_each_run(PassManager, lambda text: "cubin-chip" in text, self.begins)
 
-        def parse(pipeline: str) -> Any:
-            self.count += 1
-            self.pause()
-            return native.parse(pipeline)
-
-        passmanager.PassManager = types.SimpleNamespace(parse=parse)
+    def begins(self) -> None:
+        self.count += 1
+        self.pause()
 
     def build(self, number: int) -> bytes:
         tensor = make_fake_compact_tensor(cutlass.Float32, (64 * number,))

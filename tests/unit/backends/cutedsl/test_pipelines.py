@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from kcoord.backends.cutedsl import mlir
-from kcoord.backends.cutedsl.adapter import reason_not_shared
-from kcoord.backends.cutedsl.request import NativeCompile, Traced
+from kcoord.backends.cutedsl import adapter, hooks
+from kcoord.backends.mlir import Passes, Traced
 from kcoord.keys.device import GPUTarget
 
 PLAIN = "opt-level=3 rdc=false enable-assertions=false preserve-line-info=false enable-iket=false"
@@ -20,8 +17,9 @@ def pipeline(more: str, chip: str = "sm_90a") -> str:
     )
 
 
-def against(more: str, **diagnostics: Any) -> str:
-    return reason_not_shared(Traced(None, "", "", pipeline(more), diagnostics, NativeCompile(print, {})))
+def against(more: str, diagnostics: bool = False) -> str:
+    adapter.asked.diagnostics = diagnostics
+    return adapter.backend.reason_not_shared(Traced(None, "", "", pipeline(more), Passes(print)))
 
 
 @pytest.mark.parametrize(
@@ -33,17 +31,17 @@ def against(more: str, **diagnostics: Any) -> str:
     ],
 )
 def test_the_target_is_the_chip(more: str, chip: str, target: GPUTarget) -> None:
-    assert mlir.target(pipeline(more, chip)) == target
+    assert adapter.backend.target_of(pipeline(more, chip)) == target
 
 
 def test_passes_of_a_dump_have_no_target() -> None:
-    assert mlir.target("builtin.module(canonicalize,cse)") is None
+    assert adapter.backend.target_of("builtin.module(canonicalize,cse)") is None
 
 
 @pytest.mark.parametrize("option", ["preserve-line-info", "enable-assertions", "enable-iket"])
 def test_source_lines_are_kept_if_the_code_may_name_them(option: str) -> None:
-    assert not mlir.keeps_lines(pipeline(""))
-    assert mlir.keeps_lines(pipeline("").replace(f"{option}=false", f"{option}=true"))
+    assert not adapter.backend.keeps_lines(pipeline(""))
+    assert adapter.backend.keeps_lines(pipeline("").replace(f"{option}=false", f"{option}=true"))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +60,14 @@ def test_compiles_with_files_are_not_shared(option: str) -> None:
 
 
 def test_compiles_whose_warnings_are_asked_for_are_not_shared() -> None:
-    assert against("", remark_output="remarks.yaml")
-    assert against("", collect_compiler_diagnostics=True)
-    assert not against("", remark_filter=".*", remark_output="", collect_compiler_diagnostics=False)
+    assert against("", diagnostics=True)
+    assert not against("")
+
+
+def test_the_diagnostics_that_a_caller_asks_for_are_noted_while_its_compile_is_under_way() -> None:
+    seen: list[bool] = []
+    compile = hooks._noting(lambda *args, **kwargs: seen.append(adapter.asked.diagnostics))
+    compile("module", remark_output="remarks.yaml")
+    compile("module", collect_compiler_diagnostics=True)
+    compile("module", remark_filter=".*", remark_output="", collect_compiler_diagnostics=False)
+    assert (seen, adapter.asked.diagnostics) == ([True, True, False], False)

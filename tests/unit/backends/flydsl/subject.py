@@ -14,9 +14,10 @@ kcoord.install()
 import flydsl.compiler as flyc  # noqa: E402
 import flydsl.expr as fx  # noqa: E402
 import torch  # noqa: E402
-from flydsl.compiler import jit_function  # noqa: E402
+from flydsl._mlir.passmanager import PassManager  # noqa: E402
 
 from kcoord.testing import Subject, main  # noqa: E402
+from tests.support.pass_managers import before_each_run  # noqa: E402
 
 SETTINGS = types.SimpleNamespace(by=3)
 FACTORS = [5]
@@ -43,14 +44,11 @@ class FlyDSL(Subject):
     def __init__(self) -> None:
         self.count = 0
         self.pause: Callable[[], None] = lambda: None
-        native = jit_function._run_pipeline
+        before_each_run(PassManager, lambda text: "format=fatbin" in text, self.begins)
 
-        def count(*arguments: Any, **keywords: Any) -> Any:
-            self.count += 1
-            self.pause()
-            return native(*arguments, **keywords)
-
-        jit_function._run_pipeline = count
+    def begins(self) -> None:
+        self.count += 1
+        self.pause()
 
     def build(self, number: int) -> bytes:
         function = scaled(number)
