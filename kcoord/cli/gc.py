@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
@@ -18,11 +20,21 @@ from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pins import Kept, add_kept, kept_by_pins, pin, pinned_profiles, unpin
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
+from kcoord.retention.withdrawal import withdraw
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 
 _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
+
+
+def _parse_key(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{12,64}", text):
+        raise ValueError("give at least the key's first 12 digits, as 'kcoord ls' shows them")
+    return text
+
+
+_KEY = Parsed("key", _parse_key)
 
 
 @subcommand("gc", *ON_DISK)
@@ -37,20 +49,31 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 )
 @click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Unpin a profile.")
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles.")
+@click.option(
+    "--key", "keys", type=_KEY, multiple=True, metavar="KEY",
+    help="Withdraw the artifacts whose keys begin with these digits ('kcoord ls'): from the store, its packs, and this node.",
+)  # fmt: skip
 @click.option("--local", is_flag=True, help="This node's own copies instead of the store's artifacts.")
 @click.option("--grace", type=_TIME, default=GRACE, help="The trash's grace period. Default: 15min.")
 @click.option("--dry-run", is_flag=True, help="Show which artifacts would be removed, and why; write nothing.")
 def command(
     settings: Settings, least_age: float, pins: tuple[str, ...], unpins: tuple[str, ...], list_pins: bool, local: bool,
-    grace: float, dry_run: bool, as_json: bool, **limits: float | None,
+    grace: float, dry_run: bool, as_json: bool, keys: tuple[str, ...], **limits: float | None,
 ) -> None:  # fmt: skip
     """Remove artifacts that nobody needs, while jobs run. Without a limit remove only the trash, files of killed processes, old
     time lines and old quarantine.
 
     Removed artifacts lie in the trash for the grace period. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and
     KCOORD_STORE_UNUSED_FOR (with --local: KCOORD_LOCAL_MAX_SIZE) are the defaults of their options.
+
+    After a miscompile, end the jobs, run it with --key once, and with --key --local on every other node.
     """
     given = {name: limit for name, limit in limits.items() if limit is not None}
+    if keys:
+        if pins or unpins or list_pins or given:
+            raise click.UsageError("--key removes artifacts whatever the limits and pins say: give it alone")
+        _withdraw(settings, keys, local, dry_run, as_json)
+        return
     if pins or unpins or list_pins:
         if local or dry_run or given:
             raise click.UsageError(
@@ -91,6 +114,28 @@ def command(
     if found.refused:
         raise KcoordError(
             f"this user may not remove {found.refused:,} of the artifacts that were to go: "
+            "run 'kcoord gc' as a user who may rename the jobs' files"
+        )
+
+
+def _withdraw(settings: Settings, keys: tuple[str, ...], local: bool, dry_run: bool, as_json: bool) -> None:
+    root = None if local else settings.store_root
+    if root is not None:
+        check_is_store(root)
+    store = Store(root, Trust.of(settings)) if root is not None else None
+    found = withdraw(keys, store, settings.local_dir, dry_run)
+    if not (found.artifacts or found.packs or found.refused):
+        raise KcoordError(f"nothing here has the key {', '.join(keys)}: 'kcoord ls' lists keys")
+    if as_json:
+        print_json({name: list(map(str, paths)) for name, paths in vars(found).items()} | {"dry_run": dry_run})
+    else:
+        for path in found.artifacts:
+            echo(f"{'would remove' if dry_run else 'removed'} {plain_text(str(path))}")
+        for path in found.packs:
+            echo(f"{'would remove' if dry_run else 'removed'} {plain_text(str(path))}, a pack that holds it")
+    if found.refused:
+        raise KcoordError(
+            f"this user may not remove {plain_text(str(found.refused[0]))}: "
             "run 'kcoord gc' as a user who may rename the jobs' files"
         )
 

@@ -671,3 +671,38 @@ def test_ls_prints_the_newest_first_as_it_reads_them(sandbox: Sandbox) -> None:
     listed = json.loads(kcoord(sandbox, "ls", "k3", "--json", KCOORD_STORE=str(store.root)).stdout)
     assert [a["name"] for a in listed] == ["k3"]
     assert json.loads(kcoord(sandbox, "ls", "nothing", "--json", KCOORD_STORE=str(store.root)).stdout) == []
+
+
+def test_a_key_is_withdrawn_from_the_store_its_packs_and_this_node_whatever_limits_and_pins_say(
+    sandbox: Sandbox,
+) -> None:
+    store = Store(sandbox.root / "store")
+    store.open()
+    bad, good = publish(store, "bad"), publish(store, "good")
+    homes = [make_home(sandbox.local, name, 0) for name in ("bad", "good")]
+    pack(store, [bad, good], "both")
+    pack(store, [good], "other")
+    settings = {"KCOORD_STORE": str(store.root)}
+    kcoord(sandbox, "gc", "--pin", "both", **settings)
+    assert "would remove" in kcoord(sandbox, "gc", "--key", bad[:12], "--dry-run", **settings).stdout
+    assert there(store, bad, good) == [True, True]
+    told = as_json(sandbox, "gc", "--key", bad[:12], "--local", **settings)
+    assert (told["artifacts"], there(store, bad)) == ([str(homes[0])], [True])
+    told = as_json(sandbox, "gc", "--key", bad, **settings)
+    assert told["artifacts"] == [str(store.home(bad))]
+    assert (there(store, bad, good), [home.exists() for home in homes]) == ([False, True], [False, True])
+    assert [bool(packs_of(store.root, name)) for name in ("both", "other")] == [False, True]
+    assert "nothing here has the key" in kcoord(sandbox, "gc", "--key", bad, code=1, **settings).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--key", "abc"], "at least the key's first 12 digits"),
+        (["--key", "0" * 12, "--max-size", "1"], "give it alone"),
+    ],
+)
+def test_a_withdrawal_that_may_mean_more_than_a_key_is_a_usage_error(
+    sandbox: Sandbox, arguments: list[str], told: str
+) -> None:
+    assert told in kcoord(sandbox, "gc", *arguments, code=2).stderr.replace("\n", " ")
