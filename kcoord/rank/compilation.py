@@ -31,6 +31,7 @@ from kcoord.telemetry.events import Notices
 T = TypeVar("T")
 U = TypeVar("U")
 
+_MOST_MOVES = 3
 _PRIVATE = "its files are in a temporary directory of its process"
 
 
@@ -99,7 +100,8 @@ class Compilation:
     process: int = field(default_factory=os.getpid)
 
     def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, raises_errors: bool = False) -> U:
-        """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused or lost its files.
+        """``finish(compile(staging))``. A compile is repeated, in another directory, if the disk refused or lost its files: at
+        most `_MOST_MOVES` times, since the local directory and the temporary one may go one after the other.
 
         Re-raises an exception of either, after the other ranks were told of it; with `raises_errors`, as the cause of
         `CompileFailed` if another rank had failed, too. An interruption (a signal handler's exception, KeyboardInterrupt) is no
@@ -107,15 +109,16 @@ class Compilation:
         """
         _running.digests.add(self.key.digest)
         try:
-            with directory_held(self.staging) as is_lost:
-                try:
-                    made = compile(self.staging)
-                    if not is_lost():
-                        return finish(made)
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self.staging))
-                except Exception as error:  # a lost directory is worded as its compiler likes
-                    if interruption_in(error) is not None or not self._moves(error, is_lost()):
-                        raise
+            for _ in range(_MOST_MOVES):
+                with directory_held(self.staging) as is_lost:
+                    try:
+                        made = compile(self.staging)
+                        if not is_lost():
+                            return finish(made)
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(self.staging))
+                    except Exception as error:  # a lost directory is worded as its compiler likes
+                        if interruption_in(error) is not None or not self._moves(error, is_lost()):
+                            raise
             return finish(compile(self.staging))
         except BaseException as error:
             self.raised(error)

@@ -133,6 +133,24 @@ def test_a_failure_of_another_rank_alone_is_no_failure(coordinator: Coordinator)
     assert coordinator.get_or_compile(key(), refuse).path == artifact.path, "it is published"
 
 
+@pytest.mark.parametrize("losses", [1, 2, 3])
+def test_a_compile_whose_directories_go_one_after_the_other_costs_its_job_nothing(
+    coordinator: Coordinator, losses: int
+) -> None:
+    """The local directory is removed, and then the temporary one, as a node's cleaner does at night."""
+    places: list[Path] = []
+
+    def compile(staging: Path) -> None:
+        places.append(staging)
+        if len(places) <= losses:
+            shutil.rmtree(staging)
+        (staging / "kernel.bin").write_bytes(b"code")
+
+    artifact = coordinator.get_or_compile(key(), compile)
+    assert (artifact.path / "kernel.bin").read_bytes() == b"code"
+    assert len(set(places)) == losses + 1
+
+
 def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

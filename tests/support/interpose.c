@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ENTRIES 16
+#define ENTRIES 32
 
 struct entry {
   char call[16];

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("interpose.c")
-_ENTRIES = 16
+_ENTRIES = 32
 CALLS = ("open", "rename", "mkdir", "rmdir", "unlink", "link", "stat", "utime", "fsync", "read", "write")
 
 
