@@ -130,7 +130,7 @@ def cutedsl() -> Callable[[], None]:
     from cutlass._mlir.passmanager import PassManager
     from cutlass.cute.runtime import make_fake_compact_tensor
 
-    before_each_run(PassManager, lambda text: "cubin-chip" in text, counted)
+    before_each_run(PassManager, lambda text: "cuda-to-binary{" in text, counted)
 
     def polynomial(degree: int) -> Any:
         @cute.kernel

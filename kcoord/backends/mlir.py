@@ -1,13 +1,15 @@
 """Compilers on MLIR, answered at their pass manager: a traced module goes in, and the compiled one comes out, in its place.
 
-`PassManager.run` is MLIR's own, and the same in all releases; ``str(manager)`` is the pipeline with every option. So an adapter
-knows nothing of its compiler's Python: a request is a module and a pipeline, and its key holds all that tracing has read.
+`PassManager.parse` and `PassManager.run` are MLIR's own, and the same in all releases. So an adapter knows nothing of its
+compiler's Python: a request is a module and a pipeline, and its key holds all that tracing has read. The pipeline is the text
+that was parsed: ``str(manager)`` has it expanded, and leaves out options that passes are constructed with.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,11 +110,27 @@ class MLIRBackend(Backend[Traced, Any]):
         return fill(request.operation, (artifact.path / _COMPILED).read_bytes())
 
 
+class _Parsed(threading.local):
+    """The manager that this thread has parsed last, the text that it was parsed from, and its own text at that moment."""
+
+    manager: Any = None
+    pipeline = own = ""
+
+
+_parsed = _Parsed()
+
+
 def hook(manager: Any, backend: MLIRBackend) -> None:
     """Let `backend` answer the pass `manager`, a class. Idempotent."""
-    native = manager.run
+    native, native_parse = manager.run, manager.parse
     if is_wrapped(native):
         return
+
+    @wraps(native_parse)
+    def parse(pipeline: str, *args: Any, **kwargs: Any) -> Any:
+        found = native_parse(pipeline, *args, **kwargs)
+        _parsed.manager, _parsed.pipeline, _parsed.own = found, pipeline, str(found)
+        return found
 
     @wraps(native)
     def run(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,13 +149,15 @@ def hook(manager: Any, backend: MLIRBackend) -> None:
             # the disk refused the artifact: this rank has its module
         return None
 
-    manager.run = run
+    manager.run, manager.parse = run, staticmethod(parse)
 
 
 @fails_open(lambda *arguments: None)
 def _request(backend: MLIRBackend, manager: Any, operation: Any, natively: Callable[[], object]) -> Traced | None:
-    """None if kcoord is off, or if these passes make no GPU code."""
-    pipeline = str(manager)
+    """None if kcoord is off, if these passes make no GPU code, or if they were not parsed as they are."""
+    pipeline = _parsed.pipeline
+    if _parsed.manager is not manager or _parsed.own != str(manager):
+        return None
     if operation.name != "builtin.module" or not backend.makes_code(pipeline) or coordinator_in_use() is None:
         return None
     ir = str(operation.get_asm(print_generic_op_form=True, enable_debug_info=backend.keeps_lines(pipeline)))

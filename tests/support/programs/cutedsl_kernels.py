@@ -43,7 +43,7 @@ if hasattr(Compiler, "_check_cuda_dependencies_once"):  # before 4.5: of a GPU's
     Compiler._check_cuda_dependencies_once = lambda self, libraries: None
 
 compiles: list[str] = []
-before_each_run(PassManager, lambda text: "cubin-chip" in text, lambda: compiles.append(""))
+before_each_run(PassManager, lambda text: "cuda-to-binary{" in text, lambda: compiles.append(""))
 
 
 def refuse(*arguments: Any, **keywords: Any) -> Any:

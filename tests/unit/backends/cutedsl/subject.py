@@ -51,7 +51,7 @@ class CuTeDSL(Subject):
         self.options = "--opt-level=3"
         self.factor = 7.0
         self.pause: Callable[[], None] = lambda: None
-        before_each_run(PassManager, lambda text: "cubin-chip" in text, self.begins)
+        before_each_run(PassManager, lambda text: "cuda-to-binary{" in text, self.begins)
 
     def begins(self) -> None:
         self.count += 1
