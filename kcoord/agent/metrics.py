@@ -46,6 +46,8 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "kcoord_requests_total": (("outcome", "backend"), "Requests of this node's ranks, by how they ended: memory_hits, local_hits,"
         " store_hits, waits (another rank compiled it meanwhile), compiles, failures; and those two of its pool."),
     "kcoord_uncoordinated_total": ((), "Compiles that nobody coordinated."),
+    "kcoord_stood_aside_total": (("compiler", "part"), "Processes in which kcoord did not hook this part of a compiler: "
+        "its release lacks a function, or has another one."),
     "kcoord_saved_seconds_total": ((), "Compile seconds of each artifact that was loaded, not compiled."),
     "kcoord_claim_wait_seconds": (("backend", "answer"), "From a rank's claim to the answer: wait (another rank compiled "
         "it), store (it was there), pack (it was in the profile's pack), lead (compile it), hedge (compile it beside a slow one),"
@@ -88,7 +90,8 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
 
 HISTOGRAMS = ("kcoord_claim_wait_seconds", "kcoord_compile_seconds")
 _COUNTED = (
-    "kcoord_requests_total", "kcoord_uncoordinated_total", "kcoord_saved_seconds_total", "kcoord_refused_publishes_total",
+    "kcoord_requests_total", "kcoord_uncoordinated_total", "kcoord_stood_aside_total", "kcoord_saved_seconds_total",
+    "kcoord_refused_publishes_total",
 )  # fmt: skip
 """Counters of this module. Other parts of the agent keep the other ones, and the gauges."""
 
@@ -130,6 +133,10 @@ class Metrics:
     def delivered(self, spans: list[Span]) -> None:
         """A rank, or a worker of the pool, delivered `spans`."""
         for span in spans:
+            if span.kind == "unhooked":
+                self._counters["kcoord_stood_aside_total"].labels(
+                    self.backend(span.backend), self.backend(span.name)
+                ).inc()
             if outcome := outcome_of(span):
                 backend = self.backend(span.backend)
                 self._counters["kcoord_requests_total"].labels(outcome, backend).inc(span.count)
@@ -139,7 +146,7 @@ class Metrics:
                     self._counters["kcoord_uncoordinated_total"].inc(span.outcome == "alone")
 
     def backend(self, name: str) -> str:
-        """The label of a backend that a client names. A client may send any name: only the first few get a label of their own."""
+        """The label of a backend or part that a client names. It may send any: only the first few get a label of their own."""
         if name not in self._backends and len(self._backends) < _MOST_BACKENDS:
             self._backends[name] = plain_text(name, _LONGEST_LABEL)
         return self._backends.get(name, OTHER)

@@ -171,17 +171,32 @@ def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Co
 # Hooks.
 
 
-@fails_open(lambda hooks: None)
-def _hook(hooks: str) -> None:
-    import_module(hooks).hook()
+@fails_open(lambda name, hooks: None)
+def _hook(name: str, hooks: str) -> None:
+    """Hook the compiler that has the module `name`."""
+    try:
+        import_module(hooks).hook()
+    except Exception as error:
+        let_through(error)
+        from kcoord.backends import reliances  # weight, as above
+
+        compiler = next((each.name for each in compilers() if hooks in each.modules.values()), name)
+        release = reliances.release_of(name.partition(".")[0])
+        reliances.stand_aside(compiler, release, "hooks", f"{type(error).__name__}: {error}")
+        raise
+
+
+def is_imported(name: str) -> bool:
+    """True if the import of the module `name` has ended: one that is under way lacks names that are defined later."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return name in sys.modules and (name in _finder.ended or not getattr(spec, "_initializing", False))
 
 
 def _hook_once_imported(name: str, hooks: str) -> None:
-    module = sys.modules.get(name)
-    if module is None:
+    if name not in sys.modules:
         _finder.expect(name, hooks)
-    elif not getattr(getattr(module, "__spec__", None), "_initializing", False):
-        _hook(hooks)
+    elif is_imported(name):
+        _hook(name, hooks)
 
 
 class _Finder(MetaPathFinder):
@@ -192,6 +207,7 @@ class _Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[str]] = {}
+        self.ended: set[str] = set()  # modules that were imported, and of which importlib does not say so yet
 
     def expect(self, name: str, hooks: str) -> None:
         expected = self._hooks.setdefault(name, [])
@@ -201,8 +217,9 @@ class _Finder(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def imported(self, name: str) -> None:
+        self.ended.add(name)
         for hooks in self._hooks.pop(name, ()):
-            _hook(hooks)
+            _hook(name, hooks)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self._hooks:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -30,10 +34,13 @@ from kcoord.leases.base import LeaseService, probe
 from kcoord.leases.files import FileLeases
 from kcoord.leases.redis import RedisLeases
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
+from kcoord.rank.pool_start import NO_GPU
 from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
+from kcoord.telemetry.events import plain
 
 _LITTLE_SPACE = 1 << 30  # bytes
+_LONGEST = 60.0  # seconds, to import the compilers
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Finding:
 
 @subcommand("doctor", *WHERE)
 def command(settings: Settings, as_json: bool) -> None:
-    """Check the store, Redis, the socket and versions, and name a remedy for each fault. Exit code 1 if a check failed."""
+    """Check the store, Redis, the socket and the compilers, and name a remedy for each fault. Exit code 1 if a check failed."""
     settings = settings.as_mounted()
     findings = [f for check in _CHECKS for f in check(settings)]
     if as_json:
@@ -81,6 +88,7 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
             needed[package] = max(oldest, needed.get(package, ()))
     for package, oldest in needed.items():
         yield _package(package, oldest)
+    yield from _hooks()
     for compiler in compilers():
         found = obstacle(compiler, settings, os.environ)
         if found is not None:
@@ -97,6 +105,51 @@ def _package(package: str, oldest: tuple[int, ...]) -> Finding:
         remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"
         return Finding(package, "warn", version, remedy)
     return Finding(package, "ok", version)
+
+
+_HOOKS = """
+import importlib, json, sys
+from kcoord.backends import registry
+from kcoord.backends.reliances import asides
+registry.install()
+found = []
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        found.append((name, f"it cannot be imported: {type(error).__name__}: {error}"))
+found += [(release, f"{part} off: {why}") for (_, part), (release, why) in asides.items()]
+sys.stdout.write("\\n" + json.dumps(found) + "\\n")
+"""
+"""Imports modules of compilers as a rank does, and prints what kcoord does not hook."""
+
+
+def _hooks() -> Iterator[Finding]:
+    """The parts of the installed compilers that kcoord does not hook, from a process of its own that imports them."""
+    modules = [name for each in compilers() for name in each.modules if find_spec(name.partition(".")[0])]
+    if not modules:
+        return
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")} | NO_GPU
+    try:
+        with tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        ) as place:  # the node's agent and files are left alone
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", _HOOKS, *modules], env={**environ, "KCOORD_LOCAL_DIR": place},
+                capture_output=True, text=True, errors="replace", timeout=_LONGEST,
+            )  # fmt: skip
+        answer, why = done.stdout.rstrip(), (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        answer, why = "", f"they were not imported within {_LONGEST:.0f} s"
+    except OSError as error:
+        answer, why = "", str(error)
+    try:
+        found = [(str(what), str(finding)) for what, finding in json.loads(answer.rpartition("\n")[2])]
+    except (TypeError, ValueError):
+        found = [("hooks", f"not known, the compilers cannot be imported: {why}")]
+    for what, finding in found:
+        remedy = "each rank does this for itself; a newer kcoord may know this release"
+        yield Finding(plain(what), "warn", plain(finding), remedy)
 
 
 def _local_dir(settings: Settings) -> Iterator[Finding]:

@@ -40,7 +40,8 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
         return
     table = Table("figure", "value")
     for name, value in found.items():
-        table.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
+        text = f"{value:.3f}" if isinstance(value, float) else str(len(value) if isinstance(value, list) else value)
+        table.add_row(name, text)
     console = Console()
     console.print(table)
     console.print(printable(f"job {job}, {scope}: {summary(found)}"))

@@ -11,6 +11,7 @@ from rich.table import Table
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
 from kcoord.settings import Settings
+from kcoord.telemetry.figures import asides
 from kcoord.units import first_few
 
 
@@ -52,6 +53,8 @@ def _picture(status: dict[str, Any]) -> Group:
         for job, pool in status.get("pools", {}).items()
         if pool["running"] or pool["compiled"]
     ]
+    for job, found in status.get("jobs", {}).items():
+        lines += [printable(f"! {job}: {line}") for line in asides(found)]
     return Group(*lines, *(printable(f"! {notice}") for notice in status["notices"]))
 
 

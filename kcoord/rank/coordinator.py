@@ -93,6 +93,10 @@ class Coordinator:
         """Its ``read()`` returns the figures of this process."""
         return self._telemetry.spans
 
+    def stands_aside(self, compiler: str, part: str, why: str) -> None:
+        """Count in the job's figures that kcoord leaves `part` of a compiler to this process, and `why`."""
+        self._telemetry.stands_aside(compiler, part, why)
+
     @property
     def usable(self) -> bool:
         """False if kcoord is off, or another user may write to the local directory: files of others are not loaded."""

@@ -32,7 +32,7 @@ from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.events import Notices
 
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
 """Importing a module may touch the GPU, whose memory is the job's."""
 
 _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
@@ -245,7 +245,7 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
     return {
         **kept,
         **settings.to_environ(),
-        **_NO_GPU,
+        **NO_GPU,
         variable("pool_workers"): "0",
         variable("spawn"): "0",  # an agent that a worker started would have its low priority, and these settings
         variable("profile"): NO_PROFILE,

@@ -30,7 +30,7 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.compilation import Compilation
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.figures import Figures
+from kcoord.telemetry.figures import Figures, Sums
 from kcoord.telemetry.span_files import write_own
 from kcoord.telemetry.spans import KEY_DIGITS, MOST_AT_ONCE, SHORTEST_WAIT, Process, Span
 
@@ -66,6 +66,11 @@ class Spans:
         with self._lock:
             self._keep(span)
 
+    def stands_aside(self, compiler: str, part: str, why: str) -> None:
+        """Record that this process has not hooked `part` of a compiler."""
+        with self._lock:
+            self._keep(Span("unhooked", "alone", compiler, part, "", time.time(), 0.0, note=why))
+
     def hit(self, backend: str) -> None:
         """Count a handle that was found in memory."""
         with self._lock:
@@ -91,7 +96,7 @@ class Spans:
             del self._kept[:count]
             self._dropped -= dropped
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Sums:
         """The figures of this process since it began."""
         with self._lock:
             self._gather()
@@ -212,6 +217,11 @@ class RankTelemetry:
         """A request that began to load at `begun` ended with `artifact`, which came from `source` (`SOURCES`)."""
         saved, took = artifact.manifest.compile_seconds, time.perf_counter() - begun
         self.spans.add("load", "ok", artifact.key, begun, took, saved, aside, source=source)
+        self._later.begin()
+
+    def stands_aside(self, compiler: str, part: str, why: str) -> None:
+        """This process has not hooked `part` of a compiler."""
+        self.spans.stands_aside(compiler, part, why)
         self._later.begin()
 
     def found_in_memory(self, backend: str) -> None:

@@ -24,6 +24,7 @@ from kcoord.report.differences import Divergence
 from kcoord.report.findings import Findings, Kernel, places, why_again
 from kcoord.report.timeline import Row, Timeline
 from kcoord.report.trace import lanes
+from kcoord.telemetry.figures import asides
 from kcoord.telemetry.spans import KINDS, OUTCOMES, Span, plain_text
 from kcoord.units import several
 
@@ -110,6 +111,7 @@ def _notes(timeline: Timeline, left_out: int) -> list[str]:
         notes.append(f"{len(timeline.problems) - _MOST_PROBLEMS} more files were not read.")
     if timeline.dropped:
         notes.append(f"{several(timeline.dropped, 'span')} missing: there were more than are kept.")
+    notes += [f"{plain_text(line)}." for line in asides(timeline.figures)]
     if left_out:
         notes.append(f"{left_out:,} spans, the shortest, are not drawn; the sums and tables have them.")
     return notes

@@ -15,7 +15,7 @@ from kcoord.errors import KcoordError
 from kcoord.report.span_reader import read
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
-from kcoord.telemetry.figures import figures
+from kcoord.telemetry.figures import Sums, figures
 from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import KINDS, Process, Span, directory_name, job_of, plain_text
 from kcoord.units import first_few
@@ -43,8 +43,8 @@ class Row:
 
 @dataclass
 class Timeline:
-    """`hits` are spans of hits in memory. `dropped` spans are missing; `problems` are lines about files that could not be read;
-    `events` are in the order of time.
+    """`hits` are spans without time: hits in memory, parts that are not hooked. `dropped` spans are missing; `problems` are lines
+    about files that could not be read; `events` are in the order of time.
 
     Each node's clock is taken as it is.
     """
@@ -57,7 +57,7 @@ class Timeline:
     events: list[AgentEvent] = field(default_factory=list)
 
     @cached_property
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Sums:
         return figures(chain(self.spans(), self.hits), self.dropped)
 
     @property

@@ -6,21 +6,28 @@ Each request of a rank ends in exactly one of `OUTCOMES`, so their sum is `reque
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kcoord.telemetry.spans import Process, Span
+from kcoord.units import first_few
 
 OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
 """memory: a loaded handle; local: on this node already; store: fetched; waits: another rank compiled it meanwhile."""
 
 FIGURES = (
     "requests", *OUTCOMES, "kernels", "pack_hits", "alone", "ahead", "ahead_used", "compile_seconds", "wait_seconds",
-    "saved_seconds", "dropped",
+    "saved_seconds", "dropped", "stood_aside",
 )  # fmt: skip
 """``kernels``: different keys. ``pack_hits``: store hits that came from a pack. ``alone``: compiles that nobody coordinated.
 ``ahead``: keys that the pool compiled; ``ahead_used``: those that ranks have loaded. ``compile_seconds``: the time of a compile
 within another one of its thread counts once. ``saved_seconds``: the recorded compile seconds of each artifact that was loaded
-instead of compiled. ``dropped``: lost spans, which the other figures lack."""
+instead of compiled. ``dropped``: lost spans, which the other figures lack.
+``stood_aside``: the parts of compilers that kcoord did not hook, each with its ``compiler``, ``part``, ``why`` and ``ranks``."""
 
+Sums = dict[str, Any]
+"""Numbers by figure, and the list ``stood_aside``."""
+
+_MOST_ASIDES, _MOST_TOLD = 32, 3  # of a job, and in a line
 _MOST_KEYS = 100_000  # of a job; further ones are not told from one another
 _LOADS = {"": "local_hits", "store": "store_hits", "pack": "store_hits", "wait": "waits"}
 
@@ -41,15 +48,22 @@ class Figures:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._sums = dict.fromkeys(FIGURES, 0.0)
+        self._sums = dict.fromkeys(FIGURES[:-1], 0.0)
         self._keys: set[str] = set()
         self._ahead: set[str] = set()
         self._loaded: set[str] = set()
+        self._asides: dict[tuple[str, str, str], set[object]] = {}  # processes, by compiler, part and reason
 
-    def add(self, span: Span, *, pool: bool = False) -> None:
-        """Add a span of a rank, or of a worker of the `pool`."""
+    def add(self, span: Span, process: Process | None = None) -> None:
+        """Add a span of a `process`, by default of this one, no worker of a pool."""
+        pool = process is not None and process.pool
         if span.aside:
             return
+        if span.kind == "unhooked":
+            what = span.backend, span.name, span.note
+            if what in self._asides or len(self._asides) < _MOST_ASIDES:
+                who = process if process is None or process.rank is None else process.rank  # that may have had several
+                self._asides.setdefault(what, set()).add(who)
         if outcome := outcome_of(span):
             self._sums[outcome] += span.count
             self._sums["requests"] += 0 if pool else span.count
@@ -68,23 +82,36 @@ class Figures:
             if len(self._loaded) < _MOST_KEYS:
                 self._loaded.add(span.key)
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Sums:
         """All `FIGURES`; whole numbers as int, seconds rounded to a millisecond."""
         used = len(self._ahead & self._loaded)
         sizes = {"kernels": len(self._keys), "ahead": len(self._ahead), "ahead_used": used, "dropped": self.dropped}
-        return {n: round(v, 3) if n.endswith("_seconds") else int(v) for n, v in {**self._sums, **sizes}.items()}
+        sums = {n: round(v, 3) if n.endswith("_seconds") else int(v) for n, v in {**self._sums, **sizes}.items()}
+        asides = [
+            {"compiler": compiler, "part": part, "why": why, "ranks": len(who)}
+            for (compiler, part, why), who in self._asides.items()
+        ]
+        return {**sums, "stood_aside": asides}
 
 
-def figures(spans: Iterable[tuple[Process, Span]], dropped: int = 0) -> dict[str, float]:
+def figures(spans: Iterable[tuple[Process, Span]], dropped: int = 0) -> Sums:
     """The figures of a job with these spans, of which `dropped` others are missing."""
     found = Figures()
     found.dropped = dropped
     for process, span in spans:
-        found.add(span, pool=process.pool)
+        found.add(span, process)
     return found.read()
 
 
-def summary(found: Mapping[str, float]) -> str:
+def asides(found: Mapping[str, Any]) -> list[str]:
+    """Lines for the user: ``kcoord stood aside from tuning (torch 2.16.0: Autotuner._bench differs) in 8 ranks``."""
+    return [
+        f"kcoord stood aside from {each['part']} ({each['why']}) in {_several(each['ranks'], 'rank')}"
+        for each in found["stood_aside"]
+    ]
+
+
+def summary(found: Mapping[str, Any]) -> str:
     """One line for the user: ``8 kernels, 16 requests: 8 compiled in 4.2 s, 8 loaded (4.1 s of compiling saved)``."""
     loaded = found["memory_hits"] + found["local_hits"] + found["store_hits"] + found["waits"]
     line = (
@@ -99,6 +126,8 @@ def summary(found: Mapping[str, float]) -> str:
         line += f", {found['alone']} compiled without coordination"
     if found["dropped"]:
         line += f"; {_several(found['dropped'], 'span')} lost: there was more"
+    if told := asides(found):
+        line += f"; {first_few(told, _MOST_TOLD, '; ')}, which compiled for themselves: kcoord doctor"
     return line
 
 

@@ -1,14 +1,15 @@
 """Spans: the compiles, waits, fetches and loads of a rank, of which a job's time line is made.
 
-======= ============================================================= =====================================================
-kind    from … to                                                     outcomes
-======= ============================================================= =====================================================
-compile the compiler begins … it ends (without publishing)            ok, alone, private, failed, given up, lost
-wait    the rank asks … another rank's artifact is on this node       ok, lead, failed, alone
-fetch   the rank asks … the store's artifact is on this node          ok
-load    the rank opens the node's artifact … it is known as verified   ok
-memory  no time: `Span.count` loaded handles were found                ok
-======= ============================================================= =====================================================
+======== ============================================================= ====================================================
+kind     from … to                                                     outcomes
+======== ============================================================= ====================================================
+compile  the compiler begins … it ends (without publishing)            ok, alone, private, failed, given up, lost
+wait     the rank asks … another rank's artifact is on this node       ok, lead, failed, alone
+fetch    the rank asks … the store's artifact is on this node          ok
+load     the rank opens the node's artifact … it is known as verified   ok
+memory   no time: `Span.count` loaded handles were found                ok
+unhooked no time: kcoord left a part of a compiler to this process     alone
+======== ============================================================= ====================================================
 
 ``alone``: nobody coordinated the compile. ``private``: it was not shared. ``lost``: its process ended while it compiled, as its
 agent noted. After a wait that ends in ``lead`` this rank compiles.
@@ -27,7 +28,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 KINDS = ("load", "fetch", "wait", "compile")
-"""The kinds that a time line draws: all but ``memory``."""
+"""The kinds that a time line draws."""
+
+WITHOUT_TIME = ("memory", "unhooked")
+"""The other kinds. Of ``unhooked`` the compiler's `Compiler.name` is the backend, the part is the name, and the note says why."""
 
 SOURCES = ("", "store", "pack", "wait")
 """Sources of a load: this node, the store, a pack, or another rank's compile that this one waited for."""
@@ -85,7 +89,7 @@ class Span:
         if not isinstance(wire, (list, tuple)) or len(wire) != len(cls.__slots__):
             raise ValueError(f"a span is a list of {len(cls.__slots__)} values")
         kind, outcome, backend, name, key, begin, seconds, saved, aside, note, source, inside, count = wire
-        known = kind in (*KINDS, "memory") and outcome in OUTCOMES and source in SOURCES
+        known = kind in (*KINDS, *WITHOUT_TIME) and outcome in OUTCOMES and source in SOURCES
         if not known or not isinstance(aside, bool):
             raise ValueError(f"there is no span {reprlib.repr(kind)} with the outcome {reprlib.repr(outcome)}")
         if not isinstance(key, str) or len(key) > KEY_DIGITS or not set(key) <= set("0123456789abcdef"):

@@ -294,6 +294,9 @@ def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
         assert not [f for f in findings if f["state"] == "fail"]
         assert any("a file was published" in f["finding"] for f in findings)
         assert any("a lease was taken" in f["finding"] for f in findings)
+        assert not [f for f in findings if " off: " in f["finding"] or f["what"] == "hooks"], (
+            "the compilers here are hooked"
+        )
         assert not list((sandbox.root / "store" / "v2" / "objects").glob("*/*")), "the probe is removed"
 
 

@@ -147,7 +147,46 @@ def test_each_figure_comes_from_its_spans() -> None:
     assert found == {
         "requests": 12, "memory_hits": 5, "local_hits": 1, "store_hits": 2, "waits": 1, "compiles": 4, "failures": 1,
         "kernels": 4, "pack_hits": 1, "alone": 1, "ahead": 2, "ahead_used": 1, "compile_seconds": 5.5, "wait_seconds": 3.5,
-        "saved_seconds": 2.5, "dropped": 7,
+        "saved_seconds": 2.5, "dropped": 7, "stood_aside": [],
     }  # fmt: skip
     assert tuple(found) == FIGURES
     assert not any(figures([]).values())
+
+
+# A compiler that is not hooked.
+
+ASIDE = """
+from kcoord.backends.reliances import stand_aside
+for _ in range(2):
+    stand_aside("toy", "toy 2.0", "kernels", "Toy.compile differs")
+"""
+SAID = "kcoord stood aside from kernels (toy 2.0: Toy.compile differs) in 2 ranks"
+
+
+def test_the_last_line_stats_status_report_and_metrics_name_what_kcoord_left_alone_and_why(sandbox: Sandbox) -> None:
+    metrics = {"KCOORD_METRICS": f"127.0.0.1:{reserve_port()}", "RANK_CODE": ASIDE, "KCOORD_POOL_WORKERS": "0"}
+    node = f"{NODE}subprocess.run([sys.executable, *sys.argv[1:], 'status'], check=True)\n"
+    done = finish(
+        sandbox.start(
+            *KCOORD, "exec", "--job", "j", "--", sys.executable, "-c", node, *KCOORD, **metrics, COLUMNS="200"
+        )
+    )
+    page, _, live = done.stdout.partition("live:")
+    assert f"0 loaded (0.0 s of compiling saved); {SAID}, which compiled for themselves: kcoord doctor" in done.stderr
+    assert done.stderr.count("kcoord: toy 2.0: Toy.compile differs: kcoord stands aside from kernels") == 2
+    assert 'kcoord_stood_aside_total{compiler="toy",part="kernels"} 2.0' in page
+    found, end = json.JSONDecoder().raw_decode(live.strip())
+    assert found["stood_aside"] == [
+        {"compiler": "toy", "part": "kernels", "why": "toy 2.0: Toy.compile differs", "ranks": 2}
+    ]
+    assert f"! j: {SAID}" in live.strip()[end:]
+    assert as_json(sandbox, "stats", "--job", "j")["stood_aside"] == found["stood_aside"]
+    assert as_json(sandbox, "report", "j")["stood_aside"] == found["stood_aside"]
+    assert f"{SAID}." in (sandbox.root / "kcoord-j.html").read_text()
+
+
+def test_a_rank_that_was_started_again_stands_aside_once_and_processes_without_a_rank_each() -> None:
+    aside = span("unhooked", "", outcome="alone", note="toy 2.0: Toy.compile differs")
+    again, other, worker = Process("n", 9, 0), Process("n", 3, 1), Process("n", 4, None)
+    (found,) = figures((process, aside) for process in (RANK_0, again, other, worker, worker))["stood_aside"]
+    assert found["ranks"] == 3

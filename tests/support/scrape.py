@@ -91,7 +91,11 @@ def run_job(store: str) -> Job:
             out, _ = process.communicate(timeout=60)
             assert process.returncode == 0
             for name, value in json.loads(out)["counters"].items():
-                counters[name] = counters.get(name, 0) + value
+                counters[name] = counters.get(name, 0) + (len(value) if name == "stood_aside" else value)
+        aside = (
+            "from kcoord.backends import reliances; reliances.stand_aside('toy', 'toy 2.0', 'kernels', 'it differs')"
+        )
+        subprocess.run([sys.executable, "-c", aside], env=node.environ(PYTHONPATH=str(ROOT)), timeout=60, check=True)
         until(lambda: Scraped(address).sum("kcoord_requests_total") == counters["requests"])
         until(lambda: Scraped(address).value("kcoord_store_published_artifacts_total") == KEYS)
         until(lambda: Scraped(address).value("kcoord_leases_held") == 0)

@@ -21,7 +21,7 @@ from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.figures import Figures
+from kcoord.telemetry.figures import Figures, Sums
 from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 
 _MOST_JOBS = 64
@@ -87,7 +87,7 @@ class Timelines:
         found = self._figures.get(job) if job is not None else None
         return messages.Facts({"job": None if found is None else job, "figures": (found or Figures()).read()})
 
-    def latest(self, most: int) -> dict[str, dict[str, float]]:
+    def latest(self, most: int) -> dict[str, Sums]:
         """By job, its figures on this node; of the jobs that delivered last."""
         return {job: self._figures[job].read() for job in list(self._figures)[-most:]}
 
@@ -103,13 +103,14 @@ class Timelines:
             return
         sums = self._figures[who.job] = self._figures.get(who.job) or Figures()
         sums.dropped += dropped
+        process = span_files.process_of(who.pid, who.rank, pool=who.pool)
         for span in spans:
-            sums.add(span, pool=who.pool)
+            sums.add(span, process)
         line = self._lines[who.job] = self._lines.get(who.job) or self._open(who.job)
         line.dropped = min(line.dropped + dropped, span_files.LARGEST_NUMBER)
         if not spans:
             return
-        record = span_files.delivery(span_files.process_of(who.pid, who.rank, pool=who.pool), spans, line.dropped)
+        record = span_files.delivery(process, spans, line.dropped)
         if len(record) <= line.room:
             line.pending += record
             line.dropped = 0

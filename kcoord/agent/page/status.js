@@ -86,7 +86,8 @@ function show(status) {
   const jobs = Object.entries(status.jobs).reverse();
   at("jobs").hidden = !jobs.length;
   fill(at("jobs").querySelector("table"), jobs.map(([job, c]) => [
-    [job, "name"], count(c.requests), count(c.compiles), count(c.memory_hits + c.local_hits + c.store_hits + c.waits),
+    [job, "name", fewOf(c.stood_aside.map(each => `stood aside from ${each.part} (${each.why})`), MOST_WAITING)],
+    count(c.requests), count(c.compiles), count(c.memory_hits + c.local_hits + c.store_hits + c.waits),
     count(c.waits), [count(c.failures), c.failures ? "bad" : ""], [count(c.alone), c.alone ? "waiting" : ""],
     seconds(c.compile_seconds), seconds(c.saved_seconds),
   ]));

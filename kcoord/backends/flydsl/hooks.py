@@ -6,12 +6,10 @@ import sys
 from importlib.metadata import version
 
 from kcoord.backends import mlir
-from kcoord.backends.fail_open import fails_open
 from kcoord.backends.flydsl import conditions, llvm_options
 from kcoord.backends.flydsl.adapter import backend
 
 
-@fails_open(lambda: None)
 def hook() -> None:
     """Idempotent."""
     from flydsl._mlir.passmanager import PassManager

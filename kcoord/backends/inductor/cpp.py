@@ -125,10 +125,27 @@ class CppBackend(Backend[Build, None]):
 backend = CppBackend()
 
 
-def build(lock_path: str, cpp_builders: Sequence[Any]) -> None:
-    """As torch's ``_worker_compile_cpp``. The file is not locked while another rank builds."""
+def hook() -> None:
+    """Replace torch's function. Idempotent."""
+    from torch._inductor import codecache
+
+    build.__wrapped__ = _native()  # type: ignore[attr-defined]
+    codecache._worker_compile_cpp = build
+
+
+def _native() -> Any:
+    """Torch's function, also in a worker, where `build` replaces nothing."""
+    from torch._inductor import codecache
+
+    return getattr(build, "__wrapped__", codecache._worker_compile_cpp)
+
+
+def build(lock_path: str, cpp_builders: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+    """As torch's ``_worker_compile_cpp``. The file is not locked while another rank builds. No key holds other arguments."""
     request = Build(tuple(cpp_builders), lock_path)
-    if not _is_there(request):
+    if args or kwargs:
+        _native()(lock_path, cpp_builders, *args, **kwargs)
+    elif not _is_there(request):
         backend.obtain(request, lambda: _build(request))
 
 
@@ -173,12 +190,7 @@ def _is_there(request: Build) -> bool:
 
 def _build(request: Build) -> None:
     """Build in torch's own place, as torch does."""
-    from torch.utils._filelock import FileLock
-
-    with FileLock(request.lock, timeout=_LOCKED_FOR):
-        for builder in request.builders:
-            if not Path(builder.get_target_file_path()).exists():
-                builder.build()
+    _native()(request.lock, request.builders)
 
 
 def _moved(builders: Sequence[Any], directory: Path) -> list[Any]:

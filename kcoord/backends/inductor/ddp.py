@@ -39,10 +39,10 @@ def made(native: Callable[..., None], self: Any, module: Any, compiler: Compile,
         self.compiler = lambda *a, **k: _compiled(compiler, *a, **k)
 
 
-def run_node(native: Callable[..., Any], self: Any, node: Any) -> Any:
+def run_node(native: Callable[..., Any], self: Any, n: Any, *args: Any, **kwargs: Any) -> Any:
     """As ``SubmodCompiler.run_node``, which returns the unit's fake outputs."""
-    outputs = native(self, node)
-    unit = getattr(self.module.get_submodule(node.target), "submod", None) if node.op == "call_module" else None
+    outputs = native(self, n, *args, **kwargs)
+    unit = getattr(self.module.get_submodule(n.target), "submod", None) if n.op == "call_module" else None
     if isinstance(unit, _Unit):
         unit.promises = [tuple(t.stride()) if isinstance(t, torch.Tensor) else None for t in _flat(outputs)]
     return outputs

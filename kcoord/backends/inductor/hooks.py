@@ -8,33 +8,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch._dynamo.backends.common import AotAutograd
-from torch._dynamo.backends.distributed import SubmodCompiler
-from torch._functorch._aot_autograd import autograd_cache, graph_compile
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._guards import TracingContext
-from torch._inductor import codecache, compile_fx
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.runtime.autotune_cache import AutotuneCache
-from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 from torch._inductor.runtime.runtime_utils import triton_cache_dir
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from torch._inductor.triton_bundler import TritonBundler
-from torch.compiler._cache import CacheArtifactManager
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, place, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
 from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
-from kcoord.backends.wrapping import differing, is_wrapped, wraps
+from kcoord.backends.reliances import Part
+from kcoord.backends.wrapping import wraps
 from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
 
@@ -42,81 +32,51 @@ _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
 _UNIT_KEY = "a"  # what torch's keys of units begin with
 _LOOKUP = "cls key local remote_cache evaluate_guards hints"
-_NEEDED = {
-    "_dynamo.backends.common:AotAutograd.__call__": "",
-    "_dynamo.backends.distributed:SubmodCompiler.run_node": "",
-    "_functorch._aot_autograd.autograd_cache:AOTAutogradCache.find_guarded_entry": _LOOKUP,
-    "_functorch._aot_autograd.autograd_cache:check_node_safe": "node",
-    "_functorch._aot_autograd.graph_compile:_aot_stage2b_bw_compile": "",
-    "_functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd.post_compile": "",
-    "_functorch._aot_autograd.schemas:AOTConfig.force_non_lazy_backward_lowering": "",
-    "_inductor.async_compile:AsyncCompile.wait": "self scope",
-    "_inductor.codecache:FxGraphCache.find_guarded_entry": _LOOKUP,
-    "_inductor.codecache:FxGraphCache.prepare_key": "",
-    "_inductor.codecache:_worker_compile_cpp": "lock_path cpp_builders",
-    "_inductor.compile_fx:_compile_fx_inner": "",
-    "_inductor.runtime.autotune_cache:AutotuneCache._setup_local_cache": "",
-    "_inductor.runtime.autotune_cache:AutotuneCache.__setstate__": "",
-    "_inductor.runtime.coordinate_descent_tuner:CoordescTuner.autotune": "",
-    "_inductor.runtime.triton_heuristics:CachingAutotuner.autotune_to_one_config": "",
-    "_inductor.runtime.triton_heuristics:CachingAutotuner.benchmark_all_configs": "",
-    "_inductor.runtime.triton_heuristics:CachingAutotuner.coordinate_descent_tuning": "",
-    "_inductor.triton_bundler:TritonBundler.read_and_emit": "bundle",
-    "compiler._cache:CacheArtifactManager.record_artifact": "cls artifact_type key content",
-}
-"""The names that are used, and the parameters of functions."""
+_AOT, _TUNER = "_functorch._aot_autograd", "_inductor.runtime.triton_heuristics:CachingAutotuner"
+Table = Mapping[str, tuple[str, Callable[..., Any] | None]]
+
+BUILDS = Part("inductor", "torch", "C++ builds", {"_inductor.codecache:_worker_compile_cpp": "lock_path cpp_builders"})
 
 
-@fails_open(lambda: None)
 def hook() -> None:
     """Idempotent."""
-    if is_wrapped(compile_fx._compile_fx_inner):
-        return
-    if name := differing("torch", _NEEDED):
-        notices.tell(f"this torch's {name} differs: torch.compile is left alone, and its kernels are shared")
-        return
-    for cache, kind in ((AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
-        _wrap(cache, "find_guarded_entry", functools.partial(_lookup, kind), of_class=True)
-    _wrap(autograd_cache, "check_node_safe", _check_node)
-    _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
-    _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
-    _wrap(AotAutograd, "__call__", _unit)
-    _wrap(compile_fx, "_compile_fx_inner", _graph)
-    _wrap(graph_compile, "_aot_stage2b_bw_compile", _backward_with_forward)
-    _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
-    _wrap(SubmodCompiler, "__init__", ddp.made)
-    _wrap(SubmodCompiler, "run_node", ddp.run_node)
-    _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
-    codecache._worker_compile_cpp = cpp.build
-    for name in ("_setup_local_cache", "__setstate__"):
-        _wrap(AutotuneCache, name, tuning.in_our_cache)
-    _wrap(AsyncCompile, "wait", tuning.kernels_ready)
-    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.fastest)
-    _wrap(CachingAutotuner, "benchmark_all_configs", tuning.measurements)
-    _wrap(CachingAutotuner, "coordinate_descent_tuning", tuning.descended)
-    _wrap(CoordescTuner, "autotune", tuning.descent)
+    if _wrap(UNITS, _UNITS):
+        _wrap(OVERLAP, _OVERLAP)  # for units alone
+    _wrap(TUNING, _TUNING)
+    if BUILDS.holds():
+        cpp.hook()
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
-    """Put ``wrapper(native, …)`` in place of a function or method of `owner`. `of_class`: a class or static method."""
-    native = getattr(owner, name)
+def _part(name: str, table: Table) -> Part:
+    return Part("inductor", "torch", name, {each: call for each, (call, _) in table.items()})
 
+
+def _wrap(part: Part, table: Table) -> bool:
+    """Put ``wrapper(native, …)`` in place of each function and method. False if kcoord stands aside."""
+    holds = part.holds()
+    for name, (_, wrapper) in table.items() if holds else ():
+        if wrapper is not None:
+            part.wrap(name, functools.partial(_wrapped, wrapper))
+    return holds
+
+
+def _wrapped(wrapper: Callable[..., Any], native: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(native)
     def call(*args: Any, **kwargs: Any) -> Any:
         return wrapper(native, *args, **kwargs)
 
-    setattr(owner, name, staticmethod(call) if of_class else call)
+    return call
 
 
 # Where compiles begin and end.
 
 
-def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
+def _unit(native: Callable[..., Any], aot: Any, gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """As ``AotAutograd.__call__``."""
-    _tell_of_devices(inputs)
+    _tell_of_devices(example_inputs)
     place.look()
-    with _tagged(_is_spread(gm, inputs)), OpenCompile(UNIT, _problem(UNIT, gm, inputs)):
-        return native(aot, gm, inputs, **kwargs)
+    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, _problem(UNIT, gm, example_inputs)):
+        return native(aot, gm, example_inputs, *args, **kwargs)
 
 
 @fails_open(lambda inputs: None)
@@ -153,46 +113,28 @@ def _told(kind: str, problem: str) -> str:
     return problem
 
 
-def _backward_with_forward(
-    native: Callable[..., Any],
-    bw_module: Any,
-    maybe_subclass_meta: Any,
-    fw_metadata: Any,
-    fwd_output_strides: Any,
-    num_symints_saved_for_bw: int,
-    aot_config: Any,
-    *compilers: Any,
-) -> Any:
+def _backward_with_forward(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would."""
     open_compile = compiles.leading()
-
-    def compile(config: Any) -> Any:
-        return native(
-            bw_module,
-            maybe_subclass_meta,
-            fw_metadata,
-            fwd_output_strides,
-            num_symints_saved_for_bw,
-            config,
-            *compilers,
-        )
-
     if open_compile is None or open_compile.kind != UNIT:
-        return compile(aot_config)
+        return native(*args, **kwargs)
+    given = inspect.signature(native).bind(*args, **kwargs)
+    config = given.arguments["aot_config"]
+    given.arguments["aot_config"] = dataclasses.replace(config, force_non_lazy_backward_lowering=True)
     try:
-        return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
+        return native(*given.args, **given.kwargs)
     except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
         open_compile.refuse_sharing(f"its backward does not compile: {type(error).__name__}: {error}")
-        return compile(aot_config)
+        return native(*args, **kwargs)
 
 
 # Where torch looks into its caches, and writes to them.
 
 
-def _check_node(native: Callable[[Any], None], node: Any) -> None:
+def _check_node(native: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
     """As ``check_node_safe``, which raises for a node that a unit's key does not cover."""
     if not conditions.enters_autocast(node):
-        native(node)
+        native(node, *args, **kwargs)
 
 
 def _lookup(
@@ -203,8 +145,10 @@ def _lookup(
     remote_cache: Any,
     evaluate_guards: Callable[[str, list[int]], bool],
     hints: list[int],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    found = native(key, local, remote_cache, evaluate_guards, hints)
+    found = native(key, local, remote_cache, evaluate_guards, hints, *args, **kwargs)
     if found[0] is not None:
         return found
     return _looked_up(kind, key, evaluate_guards, hints) or found
@@ -250,22 +194,24 @@ def _withhold(why: str) -> None:
         open_compile.refuse_sharing(f"torch does not cache its graph: {why}")
 
 
-def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:
-    native(artifact_type, key, content)
+def _recording(
+    native: Callable[..., Any], artifact_type: str, key: str, content: Any, *args: Any, **kwargs: Any
+) -> None:
+    native(artifact_type, key, content, *args, **kwargs)
     _record(artifact_type, key, content)
 
 
 _record = fails_open(lambda *arguments: None)(compiles.record)
 
 
-def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
+def _emit(native: Callable[..., Any], bundle: Any, *args: Any, **kwargs: Any) -> Any:
     """As ``TritonBundler.read_and_emit``, which writes the kernels of a loaded graph to Triton's directory.
 
     Ranks that load the same graph at once would each write them. All but the first one's would stay, with a warning each.
     """
     with contextlib.ExitStack() as stack:
         _enter_lock(stack, bundle)
-        return place.emitted(native, bundle)
+        return place.emitted(native, bundle, *args, **kwargs)
 
 
 @fails_open(lambda stack, bundle: None)
@@ -278,3 +224,35 @@ def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
         begun = time.monotonic()
         stack.enter_context(locked(coordinator.settings.local_dir / _LOCK, _patience[0]))
         _patience[0] -= time.monotonic() - begun
+
+
+# By name, the call and the wrapper.
+
+_UNITS: Table = {
+    "_dynamo.backends.common:AotAutograd.__call__": ("self gm example_inputs", _unit),
+    f"{_AOT}.autograd_cache:AOTAutogradCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, UNIT)),
+    f"{_AOT}.autograd_cache:check_node_safe": ("node", _check_node),
+    f"{_AOT}.graph_compile:_aot_stage2b_bw_compile": ("aot_config= ...", _backward_with_forward),
+    f"{_AOT}.runtime_wrappers:AOTDispatchAutograd.post_compile": ("", donation.joined),
+    f"{_AOT}.schemas:AOTConfig.force_non_lazy_backward_lowering": ("", None),
+    "_inductor.codecache:FxGraphCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, GRAPH)),
+    "_inductor.codecache:FxGraphCache.prepare_key": ("", _keyed),
+    "_inductor.compile_fx:_compile_fx_inner": ("gm ...", _graph),
+    "_inductor.runtime.autotune_cache:AutotuneCache._setup_local_cache": ("", tuning.in_our_cache),
+    "_inductor.runtime.autotune_cache:AutotuneCache.__setstate__": ("", tuning.in_our_cache),
+    "_inductor.triton_bundler:TritonBundler.read_and_emit": ("bundle", _emit),
+    "compiler._cache:CacheArtifactManager.record_artifact": ("cls artifact_type key content", _recording),
+}
+_OVERLAP: Table = {
+    "_dynamo.backends.distributed:SubmodCompiler.__init__": ("self module compiler ...", ddp.made),
+    "_dynamo.backends.distributed:SubmodCompiler.run_node": ("self n", ddp.run_node),
+}
+_TUNING: Table = {
+    "_inductor.async_compile:AsyncCompile.wait": ("self scope", tuning.kernels_ready),
+    f"{_TUNER}.autotune_to_one_config": ("self ...", tuning.fastest),
+    f"{_TUNER}.benchmark_all_configs": ("self ...", tuning.measurements),
+    f"{_TUNER}.coordinate_descent_tuning": ("self ...", tuning.descended),
+    "_inductor.runtime.coordinate_descent_tuner:CoordescTuner.autotune": ("self func baseline_config", tuning.descent),
+}
+UNITS, OVERLAP = _part("units and graphs", _UNITS), _part("overlap of DDP's buckets", _OVERLAP)
+TUNING = _part("tuning", _TUNING)

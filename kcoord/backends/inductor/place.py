@@ -26,10 +26,10 @@ def look() -> None:
         notices.tell(f"{directory}: its disk takes no files: torch keeps what it compiles in {os.environ[CACHE]}")
 
 
-def emitted(native: Callable[[Any], Any], bundle: Any) -> Any:
-    """``TritonBundler.read_and_emit(bundle)``; None, and kernels are compiled, if the disk refuses them."""
+def emitted(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``TritonBundler.read_and_emit``; None, and kernels are compiled, if the disk refuses them."""
     try:
-        return native(bundle)
+        return native(*args, **kwargs)
     except OSError as error:
         let_through(error)
         if _ours("TRITON_CACHE_DIR") is None:

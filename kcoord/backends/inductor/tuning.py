@@ -112,9 +112,9 @@ def _name(tuner: Any) -> str:
 _modules: weakref.WeakKeyDictionary[Any, list[_Module]] = weakref.WeakKeyDictionary()  # by kernel; two may have it
 
 
-def kernels_ready(native: Callable[..., None], compiles: Any, scope: dict[str, Any]) -> None:
+def kernels_ready(native: Any, compiles: Any, scope: dict[str, Any], *args: Any, **kwargs: Any) -> None:
     """As ``AsyncCompile.wait``, which a generated module ends with. `scope`: the module's variables, its kernels among them."""
-    native(compiles, scope)
+    native(compiles, scope, *args, **kwargs)
     _register(scope)
 
 
@@ -226,16 +226,14 @@ def _measured(tuner: Any, timings: Mapping[Any, float]) -> None:
         _choose(tuner, best.config)
 
 
-def descent(
-    native: Callable[..., Any], torchs: Any, measure: Callable[[Any], float], baseline: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """As ``CoordescTuner.autotune``: the configuration to launch. A known one is tried, by `measure`, before it is used."""
+def descent(native: Callable[..., Any], torchs: Any, func: Any, baseline_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``CoordescTuner.autotune``: the configuration to launch. A known one is tried, by `func`, before it is used."""
     tuner = _under.tuner
-    chosen = None if tuner is None else _config_of(_known(tuner), baseline)
+    chosen = None if tuner is None else _config_of(_known(tuner), baseline_config)
     with _no_dispatch_modes():
-        if chosen is not None and _runs(measure, chosen):
+        if chosen is not None and _runs(func, chosen):
             return chosen
-        return native(torchs, measure, baseline, *args, **kwargs)
+        return native(torchs, func, baseline_config, *args, **kwargs)
 
 
 def _runs(measure: Callable[[Any], float], config: Any) -> bool:

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open
 from kcoord.backends.ninetoothed import traces
 from kcoord.backends.ninetoothed.adapter import backend
 from kcoord.backends.ninetoothed.request import library_of, of_build
+from kcoord.backends.reliances import unknown_argument
 from kcoord.backends.wrapping import is_wrapped, wraps
 
 
-@fails_open(lambda: None)
 def hook() -> None:
     """Idempotent."""
     if not traces.hook():
@@ -33,17 +32,18 @@ def _making(native: Any) -> Any:
     @wraps(native)
     def aot(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        other = unknown_argument(bound, traces.MADE_OF)
         bound.apply_defaults()
         given = bound.arguments
-        if traces.calls.traced is not None or traces.calls.recorded is not None:
-            return native(**given)
+        if other or traces.calls.traced is not None or traces.calls.recorded is not None:
+            return native(*args, **kwargs)
 
         def compile(directory: Path, records: Path) -> Any:
             traces.record(given, records)
             return native(**{**given, "output_dir": directory})
 
         request = library_of(given, lambda: [{"trace": traces.of_call(given)}], compile)
-        return native(**given) if request is None else backend.obtain(request, lambda: native(**given))
+        return native(*args, **kwargs) if request is None else backend.obtain(request, lambda: native(*args, **kwargs))
 
     return aot
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.backends.ninetoothed import traces
+from kcoord.backends.reliances import unknown_argument
 from kcoord.errors import KeyFactorError
 from kcoord.keys.device import GPUTarget, current_device
 
@@ -62,6 +63,8 @@ def library_of(
 def of_build(native: Any, premake: Any, configs: Any, **kwargs: Any) -> Library | None:
     """The request of these arguments of `build`, which `native` is. None as for `library_of`."""
     bound = inspect.signature(native).bind(premake, configs, **kwargs)
+    if unknown_argument(bound, traces.BUILT_OF):
+        return None
     bound.apply_defaults()
     given = {**bound.arguments, "caller": bound.arguments["caller"] or "cuda"}
 

@@ -34,16 +34,16 @@ def hook(generation: Any, jit: Any, tensor: Any, symbol: Any) -> None:
         return
 
     @wraps(store)
-    def cache_source(source: str) -> Path:
-        return _stored(generation.CACHE_DIR, source) or store(source)
+    def cache_source(source: str, *args: Any, **kwargs: Any) -> Path:
+        return _stored(generation.CACHE_DIR, source) or store(source, *args, **kwargs)
 
     @wraps(load)
-    def import_from_path(module_name: str, file_path: str) -> Any:
+    def import_from_path(module_name: str, file_path: str, *args: Any, **kwargs: Any) -> Any:
         path = _canonical_file(Path(file_path))
         if path is None:
-            return load(module_name, file_path)
+            return load(module_name, file_path, *args, **kwargs)
         # the name is in Triton's key, and the home is not in the name
-        return load(f"ninetoothed:{path.stem}", str(path))
+        return load(f"ninetoothed:{path.stem}", str(path), *args, **kwargs)
 
     generation.cache_source, jit.import_from_path = cache_source, import_from_path
     tensor.Tensor.num_instances += _FIRST

@@ -17,28 +17,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import fails_open
 from kcoord.backends.ninetoothed import sources
-from kcoord.backends.wrapping import differing, is_wrapped, wraps
+from kcoord.backends.reliances import Part, unknown_argument
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.errors import KeyFactorError
 
-_NEEDED = {
+LIBRARIES = Part("ninetoothed", "ninetoothed", "kernels", {
     "aot:_HEADER_CONTENT": "",
     "aot:_HEADER_PATH": "",
-    "aot:_load_launch_func": "kernel_name output_dir",
-    "build:_LazyKernel": "factory",
-    "build:_make": "premake config caller kernel_name output_dir",
-    "build:build": "premake configs meta_parameters caller kernel_name output_dir lazy",
+    "aot:_load_launch_func": "_ _",
+    "build:_LazyKernel": "_",
+    "build:_make": "_ _ caller= kernel_name= output_dir=",
+    "build:build": "premake configs meta_parameters= caller= kernel_name= output_dir= ...",
     "generation:CACHE_DIR": "",
-    "generation:CodeGenerator.__call__": "self func caller kernel_name num_warps num_stages max_num_configs prettify",
+    "generation:CodeGenerator.__call__": "self _ _ _ _ _ max_num_configs= prettify=",
     "generation:cache_source": "source",
     "generation:triton.knobs": "",
     "jit:import_from_path": "module_name file_path",
-    "make:aot": "func caller kernel_name output_dir num_warps num_stages",
+    "make:aot": "func= caller= kernel_name= output_dir= num_warps= num_stages= ...",
     "symbol:block_size._num_block_sizes": "",
     "tensor:Tensor.num_instances": "",
-}
-"""The names that are used, and the parameters of functions."""
+})  # fmt: skip
+MADE_OF, BUILT_OF = LIBRARIES.parameters("make:aot"), LIBRARIES.parameters("build:build") | {"lazy"}
+"""Arguments of `aot`, which a trace holds, and of `build`."""
 _UNBOUNDED = 1 << 62  # elements of a block: the device is in the key apart
 
 Trace = dict[str, Any]
@@ -136,10 +138,11 @@ def record(given: Mapping[str, Any], place: Path) -> None:
 
 def hook() -> bool:
     """Trace or record the compiles of this process, as `calls` states. Idempotent. Returns False for an unknown release."""
-    if name := differing("ninetoothed", _NEEDED):
-        notices.tell(f"this NineToothed's {name.replace(':', '.')} differs: its kernels are compiled by each rank")
+    if not LIBRARIES.holds():
         return False
-    package = {name: sys.modules[f"ninetoothed.{name}"] for name in {each.partition(":")[0] for each in _NEEDED}}
+    package = {
+        name: sys.modules[f"ninetoothed.{name}"] for name in {each.partition(":")[0] for each in LIBRARIES.calls}
+    }
     if not is_wrapped(package["make"].aot):
         sources.hook(package["generation"], package["jit"], package["tensor"], package["symbol"])
         vars(package["make"])["aot"] = _recording(package["make"].aot)
@@ -153,13 +156,16 @@ def _recording(native: Any) -> Any:
     @wraps(native)
     def aot(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        other = unknown_argument(bound, MADE_OF)
         bound.apply_defaults()
         if calls.traced is not None:
+            if other:
+                raise KeyFactorError(f"no key holds its {other}")
             calls.traced.append(of_call(bound.arguments))
             return None
-        if calls.recorded is not None:
+        if calls.recorded is not None and not other:
             record(bound.arguments, calls.recorded)
-        return native(**bound.arguments)
+        return native(*args, **kwargs)
 
     return aot
 

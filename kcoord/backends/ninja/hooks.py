@@ -11,52 +11,58 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import notices
 from kcoord.backends.ninja import directories, extensions
 from kcoord.backends.ninja.adapter import backend
-from kcoord.backends.wrapping import differing, is_wrapped, wraps
+from kcoord.backends.registry import is_imported
+from kcoord.backends.reliances import Part, unknown_argument
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.atomic import replace_file
 
-_FLAGS = " ".join(extensions.LISTS)
-_NEEDED = {
-    "utils.cpp_extension:JIT_EXTENSION_VERSIONER": "",
-    "utils.cpp_extension:LIB_EXT": "",
-    "utils.cpp_extension:_import_module_from_library": "module_name path is_python_module",
-    "utils.cpp_extension:_jit_compile": f"name sources {_FLAGS} build_directory verbose with_cuda with_sycl is_python_module"
-    " is_standalone keep_intermediates",
-    "utils.cpp_extension:_maybe_write": "filename new_content",
-    "utils.cpp_extension:_prepare_ldflags": "extra_ldflags with_cuda with_sycl verbose is_standalone",
-    "utils.cpp_extension:_write_ninja_file_and_build_library": f"name sources {_FLAGS} build_directory verbose with_cuda"
-    " with_sycl is_standalone",
-    "utils.cpp_extension:_write_ninja_file_to_build_library": f"path name sources {_FLAGS} with_cuda with_sycl is_standalone",
-}
-"""The names of torch's that are used, and the parameters of functions."""
+_LISTS = " ".join(f"{name}=" for name in extensions.LISTS)
+_CPP = "utils.cpp_extension"
+EXTENSIONS = Part("ninja", "torch", "extensions", {
+    f"{_CPP}:IS_HIP_EXTENSION": "",
+    f"{_CPP}:JIT_EXTENSION_VERSIONER.bump_version_if_changed": "self _ _ build_arguments= build_directory= with_cuda="
+    " with_sycl= is_python_module= is_standalone=",
+    f"{_CPP}:JIT_EXTENSION_VERSIONER.entries": "",
+    f"{_CPP}:LIB_EXT": "",
+    f"{_CPP}:_import_module_from_library": "_ _ _",
+    f"{_CPP}:_is_cuda_file": "_",
+    f"{_CPP}:_jit_compile": f"name= sources= {_LISTS} build_directory= verbose= with_cuda= with_sycl= is_python_module="
+    " is_standalone= ...",
+    f"{_CPP}:_maybe_write": "filename new_content",
+    f"{_CPP}:_prepare_ldflags": "_ _ _ _ _",
+    f"{_CPP}:_write_ninja_file_and_build_library": f"name= sources= {_LISTS} build_directory= verbose= with_cuda= with_sycl="
+    " is_standalone=",
+    f"{_CPP}:_write_ninja_file_to_build_library": f"path= name= sources= {_LISTS} with_cuda= with_sycl= is_standalone=",
+})  # fmt: skip
+FLASHINFER = Part("ninja", "flashinfer", "FlashInfer", {"jit.core:run_ninja": "workdir ninja_file ..."})
+TVM_FFI = Part("ninja", "tvm_ffi", "tvm_ffi", {"cpp.extension:build_ninja": "build_dir ..."})
 
 
 def hook() -> None:
     """Hook those that are imported. Idempotent."""
-    if "torch.utils.cpp_extension" in sys.modules:
-        _hook_extensions(sys.modules["torch.utils.cpp_extension"])
-    for module, name in (("flashinfer.jit.core", "run_ninja"), ("tvm_ffi.cpp.extension", "build_ninja")):
-        native = getattr(sys.modules.get(module), name, None)
-        if native is not None and not is_wrapped(native):
-            shared = _flashinfer if name == "run_ninja" else _tvm_ffi
-            setattr(sys.modules[module], name, shared(native))
+    if is_imported(f"torch.{_CPP}") and EXTENSIONS.holds():
+        _hook_extensions(sys.modules[f"torch.{_CPP}"])
+    for part, module, shared in ((FLASHINFER, "jit.core", _flashinfer), (TVM_FFI, "cpp.extension", _tvm_ffi)):
+        if is_imported(f"{part.package}.{module}") and part.holds():
+            part.wrap(next(iter(part.calls)), shared)
 
 
-@fails_open(lambda cpp_extension: None)
 def _hook_extensions(cpp_extension: Any) -> None:
-    native = cpp_extension._jit_compile
+    native, native_write = cpp_extension._jit_compile, cpp_extension._maybe_write
     if is_wrapped(native):
         return
-    if name := differing("torch", _NEEDED):
-        notices.tell(f"this torch's {name.partition(':')[2]} differs: extensions are built by each rank")
-        return
+    known = {*EXTENSIONS.parameters(f"{_CPP}:_jit_compile"), "keep_intermediates"}
     signature = inspect.signature(native)
 
     @wraps(native)
     def jit_compile(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        if other := unknown_argument(bound, known):
+            notices.tell(f"{bound.arguments['name']} is built by each rank for itself: no key holds its {other}")
+            return native(*args, **kwargs)
         bound.apply_defaults()
         given, versions = bound.arguments, cpp_extension.JIT_EXTENSION_VERSIONER.entries
         before = versions.get(given["name"])
@@ -75,8 +81,14 @@ def _hook_extensions(cpp_extension: Any) -> None:
             return request.load(place)
         return backend.obtain(request, functools.partial(_from, request, compile))
 
-    cpp_extension._jit_compile = jit_compile
-    cpp_extension._maybe_write = _maybe_write
+    @wraps(native_write)
+    def maybe_write(filename: str, new_content: str, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs:
+            native_write(filename, new_content, *args, **kwargs)
+        else:
+            _maybe_write(filename, new_content)
+
+    cpp_extension._jit_compile, cpp_extension._maybe_write = jit_compile, maybe_write
 
 
 def _from(request: extensions.Extension, compile: Callable[[], Any]) -> Any:
@@ -106,9 +118,11 @@ def _flashinfer(native: Any) -> Callable[..., None]:
 
 def _tvm_ffi(native: Any) -> Callable[..., None]:
     @wraps(native)
-    def build_ninja(build_dir: str) -> None:
-        place = Path(build_dir)
-        _build("tvm_ffi", place, place / directories.NAME, lambda directory, _: native(str(directory)))
+    def build_ninja(build_dir: str, *more: Any, **named: Any) -> None:
+        def ninja(directory: Path, _: Path) -> None:
+            native(str(directory), *more, **named)
+
+        _build("tvm_ffi", Path(build_dir), Path(build_dir) / directories.NAME, ninja)
 
     return build_ninja
 

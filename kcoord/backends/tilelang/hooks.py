@@ -8,29 +8,30 @@ from dataclasses import replace
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.reliances import Part, unknown_argument
 from kcoord.backends.tilelang import conditions, tuning
 from kcoord.backends.tilelang.adapter import backend
 from kcoord.backends.tilelang.request import Kernel
-from kcoord.backends.wrapping import differing, is_wrapped, wraps
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.errors import KeyFactorError
 
 _CACHE, _TUNER = "cache.kernel_cache:KernelCache", "autotuner.tuner:AutoTuner"
-_NEEDED = {
+KERNELS = Part("tilelang", "tilelang", "kernels", {
     "cache.cuda_binary_cache:CUDABinaryCache.load": "cls key compile_format",
     "cache.cuda_binary_cache:CUDABinaryCache.save": "cls key compile_format data",
-    f"{_CACHE}._build_kernel": "self func host_kernel_source device_kernel_source kernel_lib_path kernel_params backend_context"
-    " out_idx pass_configs compile_flags",
-    f"{_CACHE}._generate_key": "self func out_idx execution_backend args target target_host pass_configs compile_flags",
-    f"{_CACHE}._get_required_files": "self cache_path",
-    f"{_CACHE}._load_kernel_from_disk": "self key backend_context out_idx pass_configs compile_flags func verbose",
-    f"{_CACHE}._save_kernel_source_code_to_disk": "self kernel cache_path verbose",
-    f"{_CACHE}._save_so_cubin_to_disk": "self kernel cache_path verbose",
-    f"{_CACHE}._save_wrapper_kernel_code_to_disk": "self kernel cache_path verbose",
-}
-"""The names that are used, and the parameters of functions."""
-_TUNING = {
-    f"{_TUNER}.{name}": "" for name in ("generate_cache_key", "_load_result_from_disk", "run", "_ensure_jit_functions")
-}
+    f"{_CACHE}._build_kernel": "self func= host_kernel_source= device_kernel_source= kernel_lib_path= kernel_params="
+    " backend_context= out_idx= pass_configs= compile_flags=",
+    f"{_CACHE}._generate_key": "self func= out_idx= execution_backend= target= pass_configs= ...",
+    f"{_CACHE}._get_required_files": "self _",
+    f"{_CACHE}._load_kernel_from_disk": "self key backend_context= ...",
+    f"{_CACHE}._safe_write_file": "",
+    f"{_CACHE}._save_kernel_source_code_to_disk": "self _ _",
+    f"{_CACHE}._save_so_cubin_to_disk": "self _ _",
+    f"{_CACHE}._save_wrapper_kernel_code_to_disk": "self _ _",
+})  # fmt: skip
+TUNING = Part("tilelang", "tilelang", "tuning", {
+    f"{_TUNER}.{name}": "self ..." for name in ("generate_cache_key", "_load_result_from_disk", "run", "_ensure_jit_functions")
+})  # fmt: skip
 
 
 class _Key(str):
@@ -39,24 +40,20 @@ class _Key(str):
     request: Kernel
 
 
-@fails_open(lambda: None)
 def hook() -> None:
     """Idempotent."""
+    if not KERNELS.holds():
+        return
     from tilelang.autotuner.tuner import AutoTuner
     from tilelang.cache.cuda_binary_cache import CUDABinaryCache
     from tilelang.cache.kernel_cache import KernelCache
 
     if is_wrapped(KernelCache._load_kernel_from_disk):
         return
-    if name := differing("tilelang", _NEEDED):
-        notices.tell(f"this TileLang's {name} differs: its kernels are compiled by each rank")
-        return
     conditions.watch_callbacks()
     _hook_kernels(KernelCache)
     _switch_off(CUDABinaryCache)
-    if name := differing("tilelang", _TUNING):
-        notices.tell(f"this TileLang's {name} differs: its choices are made by each rank")
-    else:
+    if TUNING.holds():
         tuning.hook(AutoTuner)
 
 
@@ -65,7 +62,7 @@ def _hook_kernels(cache: Any) -> None:
 
     @functools.wraps(native_key)
     def generate_key(self: Any, *args: Any, **kwargs: Any) -> str:
-        given = inspect.signature(native_key).bind(self, *args, **kwargs).arguments
+        given = inspect.signature(native_key).bind(self, *args, **kwargs)
         return _keyed(given) or native_key(self, *args, **kwargs)
 
     @wraps(native_load)
@@ -96,10 +93,11 @@ def _switch_off(cache: Any) -> None:
 
 
 @fails_open(lambda *arguments: None)
-def _keyed(given: dict[str, Any]) -> _Key | None:
+def _keyed(bound: inspect.BoundArguments) -> _Key | None:
     """None if kcoord is off, or the kernel is not shared: then TileLang keeps it by its own key."""
     if coordinator_in_use() is None:
         return None
+    given = bound.arguments
     request = Kernel(
         cache=given["self"],
         function=given["func"],
@@ -111,7 +109,10 @@ def _keyed(given: dict[str, Any]) -> _Key | None:
         flags=given.get("compile_flags"),
     )
     try:
-        reason = backend.bypass(request)
+        other = unknown_argument(
+            bound, {*KERNELS.parameters(f"{_CACHE}._generate_key"), "args", "target_host", "compile_flags"}
+        )
+        reason = f"no key holds its {other}" if other else backend.bypass(request)
         key = None if reason else backend.key(request)
     except KeyFactorError as error:
         key, reason = None, str(error)

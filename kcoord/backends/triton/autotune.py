@@ -25,7 +25,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,11 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.reliances import Part
 from kcoord.backends.triton import choice
 from kcoord.backends.triton.measuring import Measuring
 from kcoord.backends.triton.recipes import recipes_of
 from kcoord.backends.triton.request import purpose
-from kcoord.backends.wrapping import differing
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
@@ -48,11 +48,10 @@ from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 
-_KNOWN = {
+TUNING = Part("triton", "triton", "tuning", {
     "runtime.autotuner:Autotuner.check_disk_cache": "self tuning_key configs bench_fn",
-    "runtime.autotuner:Autotuner._bench": "self args config meta",
-}
-"""Triton's methods with their parameters, from 3.4 on."""
+    "runtime.autotuner:Autotuner._bench": "self config=",
+})  # fmt: skip
 
 
 @dataclass
@@ -165,11 +164,8 @@ class _Tuning:
 
 def hook() -> None:
     """Share the choices of every autotuner of this process, also of those that exist already. Idempotent."""
-    stock = Autotuner.check_disk_cache
-    if hasattr(stock, "__kcoord_stock__"):
-        return
-    if differing("triton", _KNOWN):
-        notices.tell("this Triton's autotuner is one that kcoord does not know: its choices are not shared")
+    stock = getattr(Autotuner, "check_disk_cache", None)
+    if hasattr(stock, "__kcoord_stock__") or not TUNING.holds():
         return
     Autotuner.check_disk_cache = _sharing(stock)
     Autotuner.cache_results = property(_asks, _set_cache_results)
@@ -203,7 +199,7 @@ def _is_alone(autotuner: Autotuner) -> bool:
 def _sharing(stock: Any) -> Any:
     @functools.wraps(stock)
     def check_disk_cache(
-        self: Autotuner, tuning_key: Any, configs: Sequence[Any], bench_fn: Callable[[], None]
+        self: Autotuner, tuning_key: Any, configs: Sequence[Any], bench_fn: Any, *args: Any, **kwargs: Any
     ) -> bool:
         tuning = _tuning(self, tuning_key, configs, bench_fn)
         chosen = None if tuning is None else tuning.find()
@@ -216,7 +212,7 @@ def _sharing(stock: Any) -> Any:
         found = False
         with _under(tuning):
             if _wants_disk_cache(self) and (tuning is not None or _is_alone(self)):
-                found = bool(stock(self, tuning_key, configs, bench_fn))
+                found = bool(stock(self, tuning_key, configs, bench_fn, *args, **kwargs))
             else:
                 bench_fn()
         if tuning is not None:

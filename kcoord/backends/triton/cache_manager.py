@@ -24,17 +24,24 @@ from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.backends import abandoned_frames
 from kcoord.backends.backend import Bypassed
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.triton import GROUP, adapter, base32, folding, hooks
+from kcoord.backends.reliances import release_of, stand_aside
+from kcoord.backends.triton import GROUP, base32, hooks
 from kcoord.backends.triton.request import PARTS, Kernel, Module, Settled, purpose
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
 
+_usable = hooks.supported()
 try:
     from triton import knobs
-except ImportError:  # before 3.4, which `hooks.supported` leaves alone
-    knobs = None
+
+    from kcoord.backends.triton import adapter, folding
+except ImportError as error:  # Triton would raise it to the script
+    let_through(error)
+    if _usable:
+        stand_aside("triton", release_of("triton"), "kernels", str(error))
+    _usable = False
 
 
 class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
@@ -211,6 +218,7 @@ def _coordinator_of(cache: str) -> Coordinator | None:
     return coordinator if Path(cache).is_relative_to(coordinator.settings.local_dir) else None
 
 
-if not hooks.supported():
+if _usable:
+    hooks.hook()
+else:
     TritonCacheManager = FileCacheManager  # type: ignore[misc]
-hooks.hook()

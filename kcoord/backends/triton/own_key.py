@@ -26,6 +26,7 @@ from typing import Any
 import triton
 
 from kcoord.backends.fail_open import fails_open
+from kcoord.backends.reliances import release_of, stand_aside
 from kcoord.keys.tools.machine_cache import cached, is_settled
 from kcoord.keys.tools.toolchain import fingerprint
 from kcoord.keys.tools.tree import listing_of
@@ -49,6 +50,7 @@ def hook(local_dir: Path) -> None:
     """
     place = home()
     if place is None:
+        stand_aside("triton", release_of("triton"), "hash of Triton", "triton_key differs")
         return
     stock = getattr(place.triton_key, "__kcoord_stock__", place.triton_key)
     computes = inspect.unwrap(stock)
@@ -68,7 +70,9 @@ def hook_libraries(local_dir: Path) -> None:
     """Replace Triton's `file_hash`, by which its key holds the libraries of a launch, in the same way."""
     for backend in _LINKERS:
         compiler: Any = sys.modules.get(backend)
-        if hasattr(compiler, "file_hash") and not hasattr(compiler.file_hash, "__kcoord_stock__"):
+        if compiler is not None and not hasattr(compiler, "file_hash"):
+            stand_aside("triton", release_of("triton"), "hashes of libraries", f"{backend}.file_hash differs")
+        elif compiler is not None and not hasattr(compiler.file_hash, "__kcoord_stock__"):
             vars(compiler)["file_hash"] = _hashing(compiler.file_hash, local_dir)
 
 

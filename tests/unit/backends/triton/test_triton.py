@@ -116,6 +116,23 @@ def test_an_unsupported_triton_is_left_alone_and_told_once(sandbox: Sandbox) -> 
     assert not sandbox.processes()
 
 
+def test_a_triton_that_lacks_a_name_of_an_import_compiles_as_without_kcoord(sandbox: Sandbox) -> None:
+    program = (
+        "import triton, triton.backends.compiler as backends\n"
+        "kept = backends.GPUTarget; del backends.GPUTarget\n"
+        "import kcoord.backends.triton.cache_manager\n"
+        "backends.GPUTarget = kept\n"
+        "import sys, runpy; sys.argv = ['rank.py', '--kernels', '2']\n"
+        f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
+    )
+    done = sandbox.run("-c", program, **hooked(sandbox, 0))
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout.splitlines()[-1])["compiled"]) == 2
+    assert done.stderr.count("cannot import name 'GPUTarget'") == 1
+    assert "kcoord stands aside from kernels" in done.stderr
+    assert homes(sandbox) == []
+
+
 def test_a_full_disk_in_mid_compile_leaves_the_kernel_with_its_process(sandbox: Sandbox) -> None:
     mount = sandbox.root / "tiny"
     mount.mkdir()

@@ -1,0 +1,82 @@
+"""What ``kcoord doctor`` says of a compiler that is installed: a package beside kcoord, which a process of its own imports."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kcoord.backends.compiler import Compiler
+from kcoord.cli import doctor
+
+TOY = Compiler("toy", "toy_backend:backend", modules={"toy": "toy_hooks"})
+HOOKS = """
+from kcoord.backends.reliances import Part
+
+def hook():
+    parts = [Part("toy", "toy", "kernels", {":compile": "source"}), Part("toy", "toy", "tuning", {":tune": "source"})]
+    assert [part.holds() for part in parts] == [True, False]
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module `toy`, which doctor's process imports, and nothing else."""
+    (tmp_path / "toy-2.dist-info").mkdir()
+    (tmp_path / "toy-2.dist-info" / "entry_points.txt").write_text("[kcoord.backends]\ntoy = toy_backend:COMPILER\n")
+    (tmp_path / "toy_backend.py").write_text(
+        f"from kcoord.backends.compiler import Compiler\nCOMPILER = Compiler('toy', '', modules={dict(TOY.modules)!r})\n"
+    )
+    (tmp_path / "toy_hooks.py").write_text(HOOKS)
+    monkeypatch.setattr(doctor, "compilers", lambda: (TOY, Compiler("none", "", modules={"no_such_module": "none"})))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")]))))
+    monkeypatch.setenv("KCOORD_DISABLE", "1")  # of this process alone
+    return tmp_path / "toy.py"
+
+
+def found() -> list[tuple[str, str, str]]:
+    return [(each.state, each.what, each.finding) for each in doctor._hooks()]
+
+
+def test_a_part_that_is_not_hooked_is_a_warning_with_the_release_and_the_reason(toy: Path) -> None:
+    toy.write_text("__version__ = '2.0'\nprint('hello', end='')\ndef compile(source, more=None): pass\n")
+    assert found() == [("warn", "toy 2.0", "tuning off: tune differs")]
+
+
+def test_a_compiler_whose_parts_are_all_hooked_is_no_finding(toy: Path) -> None:
+    toy.write_text("def compile(source): pass\ndef tune(source): pass\n")
+    toy.with_name("toy_hooks.py").write_text(HOOKS.replace("[True, False]", "[True, True]"))
+    assert found() == []
+
+
+def test_hooks_that_fail_are_a_warning(toy: Path) -> None:
+    toy.touch()
+    toy.with_name("toy_hooks.py").write_text("from toy import compile\n")
+    ((state, what, finding),) = found()
+    assert (state, what) == ("warn", "toy")
+    assert finding.startswith("hooks off: ImportError: cannot import name 'compile' from ")
+
+
+def test_a_compiler_that_cannot_be_imported_is_a_warning_and_the_others_are_looked_at(toy: Path) -> None:
+    toy.write_text("raise OSError('no libcuda')\n")
+    assert found() == [("warn", "toy", "it cannot be imported: OSError: no libcuda")]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os, sys; sys.stderr.write('first\\nno libcuda\\n'); sys.stderr.flush(); os._exit(3)", "no libcuda"),
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+        ("import time; print('[]'); time.sleep(60)", "they were not imported within 3 s"),
+    ],
+    ids=["exit", "kill", "time-out"],
+)
+def test_a_crash_and_a_time_out_are_a_warning(toy: Path, code: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LONGEST", 3)
+    toy.write_text(code)
+    ((state, what, finding),) = found()
+    assert (state, what) == ("warn", "hooks")
+    assert finding.startswith("not known")
+    assert finding.endswith(f": {why}")
