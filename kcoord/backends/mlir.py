@@ -31,6 +31,10 @@ _MACHINE = slice(18, 20)
 _GPUS = (b"\xbe\x00", b"\xe0\x00")  # CUDA, AMDGPU
 
 
+CALLS = {"_mlir.passmanager:PassManager.parse": "", "_mlir.passmanager:PassManager.run": ""}
+"""Names of a binding, in C++ and so without signatures, below the package of its compiler."""
+
+
 class Passes:
     """Runs the passes, which change the module in place, and so at most once."""
 

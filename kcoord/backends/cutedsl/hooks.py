@@ -10,13 +10,17 @@ from typing import Any
 
 from kcoord.backends import mlir
 from kcoord.backends.cutedsl.adapter import asked, backend
+from kcoord.backends.reliances import Part
 from kcoord.backends.wrapping import is_wrapped, wraps
 
+KERNELS = Part("cutedsl", "cutlass", "kernels", {**mlir.CALLS, "base_dsl.compiler:Compiler.compile": ""})
 _DIAGNOSTICS = ("remark_output", "collect_compiler_diagnostics")
 
 
 def hook() -> None:
     """Idempotent."""
+    if not KERNELS.holds():
+        return
     from cutlass._mlir.passmanager import PassManager
 
     compiler: Any = sys.modules["cutlass.base_dsl.compiler"].Compiler

@@ -8,10 +8,25 @@ from importlib.metadata import version
 from kcoord.backends import mlir
 from kcoord.backends.flydsl import conditions, llvm_options
 from kcoord.backends.flydsl.adapter import backend
+from kcoord.backends.reliances import Part
+
+KERNELS = Part(
+    "flydsl",
+    "flydsl",
+    "kernels",
+    {
+        **mlir.CALLS,
+        **dict.fromkeys(
+            ("utils.env:runtime.enable_cache", "utils.env:compile.llvm_dir", "utils.env:compile.compile_only"), ""
+        ),
+    },
+)
 
 
 def hook() -> None:
     """Idempotent."""
+    if not KERNELS.holds():
+        return
     from flydsl._mlir.passmanager import PassManager
     from flydsl.utils import env
 
