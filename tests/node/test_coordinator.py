@@ -246,7 +246,7 @@ def run_ranks(sandbox: Sandbox, count: int, kernels: int, **more: str | None) ->
 def test_every_request_has_exactly_one_outcome(sandbox: Sandbox) -> None:
     reports = run_ranks(sandbox, 4, 20)
     assert sum(compiled for compiled, _ in reports) == 20
-    sums = {name: sum(c[name] for _, c in reports) for name in reports[0][1]}
+    sums = {name: sum(c[name] for _, c in reports) for name in reports[0][1] if name != "stood_aside"}
     assert sums["requests"] == 80
     assert sums["compiles"] == 20
     assert sums["memory_hits"] + sums["local_hits"] + sums["store_hits"] + sums["waits"] == 60
