@@ -23,6 +23,7 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol.messages import Done, Stop
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
@@ -112,7 +113,7 @@ def status() -> dict[str, Any]:
 
 
 def stop_agent() -> bool:
-    return CLIENT.stop(start=False)
+    return CLIENT.ask(Stop(), Done, start=False) is not None
 
 
 def now() -> float:
