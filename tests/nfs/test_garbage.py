@@ -38,7 +38,9 @@ def test_garbage_in_the_store_is_refused_and_compiled_again_and_the_good_local_c
             assert c.do("claim", name=name)["answer"] == "Ready", name
             assert c.do("read", name=name) == "B"
             assert a.do("read", name=name) == "A", "the copy of the node that compiled it is its own"
-            assert a.do("store_fetch", name=name)["found"] in ("A", "B"), "its client may remember the file that it wrote"
+            assert a.do("store_fetch", name=name)["found"] in ("A", "B"), (
+                "its client may remember the file that it wrote"
+            )
     figures.note(
         f"{len(_GARBAGE)} kinds of garbage in the store: taken by B; compiled again", version, f"0; {len(_GARBAGE)}"
     )
