@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,21 +69,21 @@ class MLIRBackend(Backend[Traced, Any]):
     scope = Scope.TARGET
     keeps_handles = False  # each belongs to the context of one compile; the compiler keeps what it makes of them
 
+    @abstractmethod
     def makes_code(self, pipeline: str) -> bool:
         """False for other passes than those that make GPU code: those of a dump."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keeps_lines(self, pipeline: str) -> bool:
         """True if the code may name files and lines of the source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reason_not_shared(self, request: Traced) -> str:
         """The reason why `request` must not be shared; empty if it may be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def target_of(self, pipeline: str) -> GPUTarget | None:
         """The GPU that code is generated for; None if the pipeline names none."""
-        raise NotImplementedError
 
     def bypass(self, request: Traced) -> str:
         reason = self.reason_not_shared(request)
@@ -159,8 +160,9 @@ def hook(manager: Any, backend: MLIRBackend) -> None:
 @fails_open(lambda *arguments: None)
 def _request(backend: MLIRBackend, manager: Any, operation: Any, natively: Callable[[], object]) -> Traced | None:
     """None if kcoord is off, if these passes make no GPU code, or if they were not parsed as they are."""
+    parsed, _parsed.manager = _parsed.manager, None  # kept, it would keep its MLIR context, and the code in it
     pipeline = _parsed.pipeline
-    if _parsed.manager is not manager or _parsed.own != str(manager):
+    if parsed is not manager or _parsed.own != str(manager):
         return None
     if operation.name != "builtin.module" or not backend.makes_code(pipeline) or coordinator_in_use() is None:
         return None

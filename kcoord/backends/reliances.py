@@ -1,4 +1,4 @@
-"""The names of a compiler that hooks rely on. kcoord stands aside from each part of which this release lacks one, and says so."""
+"""Names of a compiler that hooks rely on. kcoord leaves a part to each rank, and tells, if the release lacks one of its names."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 
 def _hooks() -> Iterator[Finding]:
-    """The parts of the installed compilers that kcoord does not hook, from a process of its own that imports them."""
+    """Parts of the installed compilers that kcoord does not hook. Another process imports the compilers to find out."""
     modules = [name for each in compilers() for name in each.modules if find_spec(name.partition(".")[0])]
     if not modules:
         return

@@ -57,7 +57,8 @@ def withdraw(keys: Collection[str], store: Store | None, local_dir: Path, dry_ru
                     take(found.artifacts, path, store.root / LAYOUT, store.root)
     with store_errors(local_dir):
         for home in list(_homes(local_dir, wanted)):
-            (home.parent / ".kcoord").mkdir(mode=0o700, exist_ok=True)
+            if not dry_run:
+                (home.parent / ".kcoord").mkdir(mode=0o700, exist_ok=True)
             take(found.artifacts, home, home.parent / ".kcoord", home.parent)
     return found
 

@@ -34,7 +34,7 @@ def links(pipeline: str) -> bool:
 
 
 def of_user() -> str:
-    """Why the user wants compiles to take place in this process, or by other tools; empty if nothing says so."""
+    """The setting by which the user keeps compiles in this process or gives them to other tools; empty if there is none."""
     from flydsl.utils import env
 
     if env.compile.llvm_dir.strip():

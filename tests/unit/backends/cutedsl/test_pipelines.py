@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
+
 import pytest
 
+from kcoord.backends import mlir
 from kcoord.backends.cutedsl import adapter, hooks
 from kcoord.backends.mlir import Passes, Traced
 from kcoord.keys.device import GPUTarget
@@ -71,3 +75,21 @@ def test_the_diagnostics_that_a_caller_asks_for_are_noted_while_its_compile_is_u
     compile("module", collect_compiler_diagnostics=True)
     compile("module", remark_filter=".*", remark_output="", collect_compiler_diagnostics=False)
     assert (seen, adapter.asked.diagnostics) == ([True, True, False], False)
+
+
+def test_a_pass_manager_that_has_run_is_not_kept_with_its_context() -> None:
+    class Manager:
+        @staticmethod
+        def parse(pipeline: str) -> Manager:
+            return Manager()
+
+        def run(self, operation: object) -> None:
+            ran.append(operation)
+
+    ran: list[object] = []
+    mlir.hook(Manager, adapter.backend)
+    manager = Manager.parse(pipeline(""))
+    gone = weakref.ref(manager)
+    manager.run(SimpleNamespace(name="func.func"))
+    del manager
+    assert (len(ran), gone()) == (1, None)
