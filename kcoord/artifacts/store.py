@@ -275,9 +275,8 @@ class Store:
         seen = []
         for afresh in (False, True):
             if afresh:
-                self._refresh(
-                    final.parent
-                )  # an NFS client may remember the file that had the name before it was replaced
+                # an NFS client may remember the file that had the name before it was replaced
+                self._refresh(final.parent)
             read: list[bytes] = []
             try:
                 return self._read(final, announced, largest, afresh, read)
