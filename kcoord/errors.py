@@ -94,7 +94,14 @@ class StoreError(KcoordError):
 
 
 class LeaseUnavailable(KcoordError):
-    """A lease service cannot answer now. Callers go on without it, and lose efficiency, not correctness."""
+    """A lease service cannot answer now. Callers go on without it, and lose efficiency, not correctness.
+
+    `told`: another notice names the same fault.
+    """
+
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class ProtocolError(KcoordError):

@@ -23,6 +23,9 @@ class Ranks:
 POOL_SCRIPT = "_KCOORD_SCRIPT"
 """The variable of a pool, which is no rank, though it has a rank's variables; it names the job's script."""
 
+HOOK = "_KCOORD_HOOK"
+"""The variable by which launchers have torch hook the compilers (`kcoord.autoload`). It harms no Python without kcoord."""
+
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Accelerate, Lightning, Kubeflow
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI

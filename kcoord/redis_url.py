@@ -93,6 +93,9 @@ def parse_redis_url(value: str) -> str:
             "it must look like redis://[user:password@]host:port/0, rediss://…, unix:///path "
             "or redis+sentinel://host:port,host:port/service"
         )
+    scheme, _, _, rest = _parts(value)
+    if scheme != "unix" and "@" in rest.partition("=")[0]:  # the host stands in the path, or behind a #
+        raise ValueError(_UNREADABLE)
     first = Nodes.of(value).first
     try:
         place = urlsplit(first)

@@ -63,23 +63,21 @@ class Settings:
         False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
         "init` does.")  # fmt: skip
     local_dir: Path = _setting(
-        usual_runtime_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone; where "
-        "signatures are required, a directory of their policy and keys below it. Default: "
-        "kcoord in the user's cache directory (XDG_CACHE_HOME, or ~/.cache) if that is local, takes files and is not mounted "
-        "noexec; else kcoord-UID in the temporary directory.")  # fmt: skip
+        usual_runtime_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
+        "~/.cache/kcoord if that is local and takes files; else kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
-        None, parse_redis_url, "URL", "Redis that elects one compiler across nodes, or any node of a Redis Cluster "
-        "(redis://host:port,host:port names several); credentials, rediss:// and redis+sentinel:// included (a flag "
-        "shows in the process list). Unset: lease files in the store elect it.", repr=False)  # fmt: skip
+        None, parse_redis_url, "URL", "Redis that elects one compiler across nodes, with its credentials: "
+        "redis://, rediss://, redis+sentinel://, or nodes of a Redis Cluster (redis://host:port,host:port). A flag shows in the "
+        "process list. Unset: lease files in the store elect it.", repr=False)  # fmt: skip
     redis_url_file: Path | None = _setting(
         None, values.path, "file", "A file that holds this URL, for the agent alone: a mounted Secret, or a file that "
         "only its owner may read. It wins.")  # fmt: skip
     socket: Path | None = _setting(
-        None, values.socket, "file", "The agent's Unix socket. Default: in the local directory, or, if that is in the user's "
-        "cache directory, in kcoord-UID in the temporary directory; named by the other settings.")  # fmt: skip
+        None, values.socket, "file", "The agent's Unix socket. Default: named by the other settings, in the "
+        "local or the temporary directory.")  # fmt: skip
     namespace: str = _setting(
-        _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store: each namespace "
-        "but `default` has its own, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
+        _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store. No security "
+        "boundary.")  # fmt: skip
     trust: str | None = _setting(
         None, values.one_of(*values.TRUST), "policy", "What to do with store content that is not signed by one of our keys: "
         "require (compile instead) or off (use it). Default: require with a signing key, off without.")  # fmt: skip
@@ -90,8 +88,7 @@ class Settings:
         None, str, "ID:KEY", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
     trust_keys: str | None = _setting(
-        None, str, "name", "The name of the keys that the node's agent must have, for a rank that is not given them. "
-        "Launchers set it.")  # fmt: skip
+        None, str, "name", "Set by launchers: identifies the signing keys a rank expects its agent to hold.")  # fmt: skip
     lease_ttl: float = _setting(
         15.0, values.seconds, "seconds", "A lease expires when it is not renewed for this long.")  # fmt: skip
     lease_limit: float = _setting(
@@ -101,12 +98,12 @@ class Settings:
         "for this long. 0: never.")  # fmt: skip
     hedge: float = _setting(
         4.0, values.factor, "factor", "When a compile takes this many times as long as the same one took before, "
-        "by the profile, one more rank of each node that waits compiles it. 0: never.")  # fmt: skip
+        "one more rank of each node that waits compiles it. 0: never.")  # fmt: skip
     hedge_after: float = _setting(10.0, values.seconds, "seconds", "No compile counts as slow before this long.")
     max_wait: float = _setting(
         300.0, values.seconds, "seconds", "Ranks wait this long for a compile on another node, and four times as long for "
-        "one on their own node that uses the CPU. Then one rank of the node compiles; the others wait for it as long again, and "
-        "only then compile for themselves. Keep it below the process group's timeout.")  # fmt: skip
+        "one on their own node that uses the CPU; then one rank of the node compiles, too. Keep it below the process group's "
+        "timeout.")  # fmt: skip
     failure_ttl: float = _setting(
         30.0, values.seconds, "seconds", "For this long after a failed compile, ranks compile the key for themselves "
         "at once.")  # fmt: skip
@@ -122,9 +119,15 @@ class Settings:
     profile: str | None = _setting(
         None, values.name, "name", "Compiles are recorded under this name, and compiled ahead in later jobs. Default: a name "
         "made from what the job runs. off: nothing is recorded.")  # fmt: skip
+    toolchain: str | None = _setting(
+        None, values.name, "name", "A toolchain of the store, by digest or name (`kcoord toolchain ls`). On a node "
+        "without compilers, launchers put stubs of it last on PATH, and what the store has of them loads.")  # fmt: skip
     pool_workers: int = _setting(
         64, values.count_or_none, "count", "The most workers of the node's pool, which compiles keys before ranks ask for "
         "them. 0: none.")  # fmt: skip
+    move: bool = _setting(
+        True, values.switch, "0 or 1", "1: ranks share the graphs of torch.compile though each has a GPU of another index. 0: "
+        "ranks with GPUs of one index share them.")  # fmt: skip
     metrics: str | None = _setting(
         None, values.address, "host:port", "The address at which the agent serves /metrics to Prometheus. A port "
         "alone: to this host only; 0.0.0.0:PORT in a pod.")  # fmt: skip
@@ -138,8 +141,7 @@ class Settings:
         None, parse_bytes, "size", "The most space that artifacts in the store take, such as 50GiB: agents remove the "
         "least recently used.")  # fmt: skip
     store_max_files: int | None = _setting(
-        None, values.count, "count", "The most files and directories of artifacts in the store (each artifact is "
-        "three).")  # fmt: skip
+        None, values.count, "count", "The same for the number of files; an artifact in the store is one.")  # fmt: skip
     store_unused_for: float | None = _setting(
         None, values.days, "time", "Agents remove artifacts from the store that no job has used for this long, such "
         "as 30d; at least 2d.")  # fmt: skip

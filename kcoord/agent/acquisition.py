@@ -22,6 +22,7 @@ from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _MOST_PASSING = 20_000
 _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for a key that another node compiles
+_ANOTHER_STORES = 3  # artifacts that the store lacks, until it is told
 
 
 class Acquisition:
@@ -50,6 +51,7 @@ class Acquisition:
         self._held: dict[tuple[str, int], Lease] = {}  # by key and serial number: won, and not given up
         self._tasks: dict[asyncio.Task[None], act.Task] = {}
         self._acquiring: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
+        self._untrue: set[str] = set()  # keys of READYs whose artifact the store lacks
         self._ends = False
 
     def start(self, action: act.Task) -> None:
@@ -117,6 +119,7 @@ class Acquisition:
             void = answer.manifest
             if tiers.store.faulty or key in tiers.distrusted:
                 break
+            self._note_untrue(key)
         if isinstance(answer, Failed):
             return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
         if not isinstance(answer, Ready):  # no other node publishes now, but an earlier job may have
@@ -126,6 +129,16 @@ class Acquisition:
             if key in tiers.distrusted:  # this node's compile stays here: no other node should wait for it
                 await self._give_back(key, serial)
         return flights.may_compile(key, serial, self._now())
+
+    def _note_untrue(self, key: str) -> None:
+        """The store lacks an artifact that a node has announced. One may have been removed; several are another store's."""
+        if key not in self._untrue and len(self._untrue) < _ANOTHER_STORES:
+            self._untrue.add(key)
+            if len(self._untrue) == _ANOTHER_STORES:
+                self._notices.tell(
+                    f"the store {self._tiers.store.root} lacks kernels that other nodes have published: they were removed, or "
+                    "these nodes have another store: set the same KCOORD_STORE on all nodes, or a KCOORD_NAMESPACE for each store"
+                )
 
     async def _turn(self, key: str, serial: int, void: str | None) -> Lease | Unleased | Ready | Failed:
         """The lease service's answer, or a pack's READY."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
+from kcoord.agent.late_compiles import Compile, LateCompiles
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
@@ -60,6 +61,7 @@ class Claims:
         self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: Latest[str, str] = Latest(_NAMES_REMEMBERED)  # key → backend and kernel name, for people
         self.hedged, self.stalled = 0, 0
+        self._late_compiles = LateCompiles()
         self._stalls: Stalls[tuple[str, str]] = Stalls(settings.stall_seconds)
         self._stalls_thread = DiskThread("stalls")
         self.chores: list[Chore] = []
@@ -120,7 +122,9 @@ class Claims:
         self.carry_out(self.flights.gone(connection.id, now))
 
     def tick(self) -> None:
-        """End the waits that are over their bounds. Call it about once a second."""
+        """End the waits that are over their bounds, and tell of late compiles. Call it about once a second."""
+        for line in self._late_compiles.look(self._compiles(), self._timelines.last_ready, time.time()):
+            self._notices.tell(line)
         actions = self.flights.tick(time.monotonic(), may_hedge=self._leases.settled)
         for action in actions:
             if isinstance(action, act.Reply) and isinstance(action.answer, messages.Alone):
@@ -149,6 +153,16 @@ class Claims:
             }
             for f in self.flights
         ]
+
+    def _compiles(self) -> Iterator[Compile]:
+        """The compiles of this node's ranks, since when in Unix seconds."""
+        epoch = time.time() - time.monotonic()
+        for flight in self.flights:
+            if flight.leader is not None and not flight.leader.lands:
+                connection = self._connections.of(flight.leader.claimant.owner)
+                if connection is not None and not connection.who.pool:
+                    name = self._names.get(flight.key, _UNKNOWN)
+                    yield connection.who.job, connection.label, name, epoch + flight.leader.since
 
     async def _look_for_stalls(self) -> None:
         """Find compilers that hang, and those that work. One that spins looks busy, until a hedge, or its lease's limit."""

@@ -98,9 +98,13 @@ class Connections:
         if connection.id not in self._open:
             raise ProtocolError("the process that made this connection has ended")
 
+    def of(self, number: int) -> Connection | None:
+        """The client with this `Connection.id`, while it is connected."""
+        return self._open.get(number)
+
     def process_of(self, connection: int) -> str:
         """The directory of a client's process in a procfs; empty if this agent cannot see it."""
-        found = self._open.get(connection)
+        found = self.of(connection)
         return found.watch.directory if found is not None and found.watch is not None else ""
 
     def listen(

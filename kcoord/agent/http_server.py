@@ -6,6 +6,7 @@ then: an earlier agent may still be ending.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import socket
@@ -51,9 +52,14 @@ class HttpService:
                 server = BoundedServer(self._host, self._port, self._application)
                 break
             except (OSError, UnicodeError) as error:  # UnicodeError: the host is no name
+                taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+                why = (
+                    "another program, perhaps an agent, has it"
+                    if taken
+                    else f"{error}: it must be an address of this host"
+                )
                 self._notices.tell(
-                    f"no {self._what}: cannot listen at {self._address}: {error}: another agent of this node may have it; "
-                    "everything else goes on",
+                    f"no {self._what}: cannot listen at {self._address}: {why}; everything else goes on",
                     about=self._what,
                 )
                 time.sleep(pause)

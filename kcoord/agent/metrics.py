@@ -46,8 +46,8 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "kcoord_requests_total": (("outcome", "backend"), "Requests of this node's ranks, by how they ended: memory_hits, local_hits,"
         " store_hits, waits (another rank compiled it meanwhile), compiles, failures; and those two of its pool."),
     "kcoord_uncoordinated_total": ((), "Compiles that nobody coordinated."),
-    "kcoord_stood_aside_total": (("compiler", "part"), "Processes in which kcoord did not hook this part of a compiler: "
-        "its release lacks a function, or has another one."),
+    "kcoord_stood_aside_total": (("compiler", "part"), "Processes in which kcoord did not hook this part of a compiler, "
+        "or compiles passed by the hook: its release lacks a function, or has another one."),
     "kcoord_saved_seconds_total": ((), "Compile seconds of each artifact that was loaded, not compiled."),
     "kcoord_claim_wait_seconds": (("backend", "answer"), "From a rank's claim to the answer: wait (another rank compiled "
         "it), store (it was there), pack (it was in the profile's pack), lead (compile it), hedge (compile it beside a slow one),"

@@ -17,7 +17,6 @@ from typing import Any
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.guesses import Guesses
-from kcoord.agent.permits import Permits
 from kcoord.agent.upcoming import Upcoming
 from kcoord.errors import KcoordError, ProtocolError
 from kcoord.keys.cache_key import CacheKey
@@ -37,6 +36,7 @@ _LOOKS_AGAIN = 1.0  # seconds; one that was refused for want of cores looks at t
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
 _FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no process left
 _FAILURES_SHOWN = 5
+_MEMORY = 1 << 30  # bytes that must be free for one worker more: a compiler; the rest is shared with the others
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
 _OVER = Joined(0, [])
@@ -92,6 +92,39 @@ class _Pool:
     made: set[str] = field(default_factory=set)  # recipes whose keys its workers have compiled
 
 
+class Permits:
+    """Permits to compile ahead: for so many workers as there are idle cores and free memory, where the workers run. A permit
+    belongs to a worker's connection, and ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._holders: set[int] = set()
+        self._new: set[int] = set()  # holders whose memory is not missing yet in what is free
+
+    def ask(self, owner: int, most: int, memory: int, idle: float, left: float) -> bool:
+        """True if `owner` may compile one more key now, as one of at most `most`. A refusal ends the permit that it had.
+
+        `memory`: bytes that are free where it runs. `idle` and `left`: cores there (`kcoord.cgroups.IdleCores`).
+        """
+        others, new = len(self._holders - {owner}), len(self._new - {owner})
+        room = min(idle, left + len(self._holders))  # the quota counts what the holders use
+        if others < most and others + 0.5 < room and memory >= _MEMORY * (1 + new):
+            if owner not in self._holders:
+                self._new.add(owner)
+            self._holders.add(owner)
+            return True
+        self.gone(owner)
+        return False
+
+    def gone(self, owner: int) -> None:
+        self._holders.discard(owner)
+        self._new.discard(owner)
+
+    def look(self) -> None:
+        """Call it about once a second."""
+        self._new.clear()
+
+
 class Pools:
     """`most` workers at a time, of all pools, unless a warm-up asks for more.
 
@@ -140,8 +173,6 @@ class Pools:
             if pool.is_unknown:
                 if message.modules:
                     guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
-                    if message.target:  # the launcher's guesses were for the GPU of the latest profile
-                        pool.upcoming.drop_guesses(but_for=message.target)
                     pool.guessed += pool.upcoming.guess(guesses)
                     pool.modules |= dict.fromkeys(recipe.module for recipe in guesses)
                 else:

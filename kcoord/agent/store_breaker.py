@@ -46,8 +46,8 @@ class StoreBreaker:
     ) -> None:
         self._store, self._notices, self.exists = store, notices, store is not None
         self._probes, self._looks_within, self._most_stuck = probes, looks_within, most_stuck
-        root = store.root if store is not None else Path()
-        self._threads = BoundedThreads(root, abreast=abreast, patience=patience)
+        self.root = store.root if store is not None else Path()
+        self._threads = BoundedThreads(self.root, abreast=abreast, patience=patience)
         self._threads.paused = store is not None and not store.opened
         self.faulty = store is not None and (not store.opened or store.reads_only is not None)
         """True during an outage: artifacts of this node do not get into the store."""

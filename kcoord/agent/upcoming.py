@@ -103,9 +103,8 @@ class Upcoming:
                 self._guessed[recipe.digest] = recipe
         return len(self._guessed) - before
 
-    def drop_guesses(self, but_for: str = "") -> None:
-        """Drop the guesses for other GPUs than the target `but_for`."""
-        self._guessed = {digest: recipe for digest, recipe in self._guessed.items() if recipe.target == but_for}
+    def drop_guesses(self) -> None:
+        self._guessed.clear()
 
     def take(self) -> Recipe | None:
         for queue in (self._now, self._later, self._guessed, self._again):

@@ -1,4 +1,4 @@
-"""Reads staged files once: their manifest, the GPUs that they are for, and the text of those that name their own directory."""
+"""Reads staged files once: their manifest, the GPUs and libraries that they need, and the texts that name their own directory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcoord.artifacts import elf
 from kcoord.artifacts.arch import RecordedTargets
 from kcoord.artifacts.manifest import (
     HOME_PLACEHOLDER,
     LARGEST_ARTIFACT,
     LARGEST_IN_MEMORY,
     MANIFEST_NAME,
+    MOST_NEEDS,
     PIECE,
     FileEntry,
     Manifest,
     Origin,
     home_token,
 )
+from kcoord.artifacts.needs import needs_of
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.keys.cache_key import CacheKey
@@ -48,15 +51,16 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
     files: list[FileEntry] = []
     contents: dict[str, bytes] = {}
     relocatable: dict[str, bytes] = {}
-    targets = RecordedTargets()
+    targets, needs = RecordedTargets(), set[str]()
     sizes = dict(_names(staging))
     in_memory = sum(sizes.values()) <= LARGEST_IN_MEMORY
     for name in sizes:
         if not (in_memory or name.endswith(".json")):
-            files.append(_hashed(staging, name, targets))
+            files.append(_hashed(staging, name, targets, needs))
             continue
         content = read_plain(staging / name, LARGEST_ARTIFACT)
         targets.add(name, content)
+        needs |= needs_of(elf.of_bytes(content))
         if name.endswith(".json"):
             if home is not None:  # an agent that was killed before its rename has replaced the placeholder already
                 content = content.replace(home_token(home), HOME_PLACEHOLDER)
@@ -68,13 +72,16 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
     files.sort(key=lambda f: f.name)
-    manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result(), made_here=True)
+    needed = tuple(sorted(needs)[:MOST_NEEDS])
+    manifest = Manifest(
+        key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result(), made_here=True, needs=needed
+    )
     encoded = manifest.encode()
     Manifest.decode(encoded)  # never publish a manifest that no reader accepts
     return Staged(manifest, encoded, relocatable, contents if in_memory else None)
 
 
-def _hashed(staging: Path, name: str, targets: RecordedTargets) -> FileEntry:
+def _hashed(staging: Path, name: str, targets: RecordedTargets, needs: set[str]) -> FileEntry:
     digest, size = hashlib.sha256(), 0
     with open_plain(staging / name, LARGEST_ARTIFACT) as file:
         while piece := file.read(PIECE):
@@ -82,6 +89,7 @@ def _hashed(staging: Path, name: str, targets: RecordedTargets) -> FileEntry:
                 targets.add(name, piece)
             digest.update(piece)
             size += len(piece)
+        needs |= needs_of(elf.of_file(file))
     return FileEntry(name, size, digest.hexdigest())
 
 

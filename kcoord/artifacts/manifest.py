@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
+from kcoord.artifacts.needs import NEED
 from kcoord.artifacts.signing import OVERHEAD, split
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import read_plain, unpack
@@ -40,6 +41,7 @@ _MOST_FILES = 10_000
 _LONGEST_NAME = 1024  # characters
 _DEEPEST = 32  # directories
 _MOST_TARGETS = 100
+MOST_NEEDS = 4096
 _ANY = -1e19, 1e19  # msgpack's whole numbers are below
 
 
@@ -77,7 +79,8 @@ class Origin(NamedTuple):
 class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
-    `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
+    `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none. `needs`: see
+    `kcoord.artifacts.needs`.
     `made_here`: on a node, its own ranks compiled it. No manifest of a store has it, whatever it states.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
@@ -89,6 +92,7 @@ class Manifest:
     details: bytes = b""
     targets: tuple[str, ...] = ()
     made_here: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -129,6 +133,8 @@ class Manifest:
         }
         if self.made_here:
             document["made_here"] = True
+        if self.needs:
+            document["needs"] = list(self.needs)
         return document
 
     @classmethod
@@ -176,8 +182,9 @@ class Manifest:
                 float(_number(created, (int, float), *_ANY)),  # a host's clock may be years off
             ),
             details=_bytes(document["details"]),
-            targets=_targets(document["targets"]),
+            targets=_texts(document["targets"], _MOST_TARGETS),
             made_here=document.get("made_here") is True,
+            needs=_needs(document.get("needs", [])),
         )
 
 
@@ -187,10 +194,18 @@ def _bytes(value: Any) -> bytes:
     return value
 
 
-def _targets(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_TARGETS or not all(isinstance(t, str) for t in value):
-        raise TypeError(f"{_shown(value)} is no list of targets")
+def _texts(value: Any, most: int) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(text, str) for text in value):
+        raise TypeError(f"{_shown(value)} is no list of at most {most} texts")
     return tuple(value)
+
+
+def _needs(value: Any) -> tuple[str, ...]:
+    """The dynamic linker is asked for the names in them."""
+    found = _texts(value, MOST_NEEDS)
+    if not all(map(NEED.fullmatch, found)):
+        raise ValueError(f"{_shown(value)} holds texts that are no needs")
+    return found
 
 
 def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:

@@ -30,7 +30,7 @@ from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import keep, kept
 
-_NAME = "verified-3"
+_NAME = "verified-4"
 _MOST = 2048  # artifacts, in 3 MB, which each process reads
 _LASTS = 24 * 3600  # seconds
 _SAVED_WITHIN = 5.0  # seconds that the end of a process waits for a save that is under way
@@ -104,7 +104,7 @@ class Verified:
         manifest = artifact.manifest
         packed = msgpack.packb([
             manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
-            manifest.targets, manifest.made_here,
+            manifest.targets, manifest.made_here, manifest.needs,
         ])  # fmt: skip
         entry = int(time.time()), packed
         home = os.fsencode(artifact.path)

@@ -17,12 +17,13 @@ from typing import Any, ClassVar, Generic, TypeVar, cast, final
 from kcoord.artifacts.local import Artifact
 from kcoord.backends import abandoned_frames
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.toolchains import record_toolchain
 from kcoord.errors import KeyFactorError, SettingsError, StoreError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import Environment
-from kcoord.keys.tools.toolchain import tool_factors, tools
+from kcoord.keys.tools.toolchain import borrowed_in, tool_factors, tools
 from kcoord.keys.tools.tree import tree_factors
 from kcoord.packs.automatic import is_automatic
 from kcoord.packs.recipe import Recipe
@@ -125,10 +126,14 @@ class Backend(ABC, Generic[R, H]):
     def _environment(self) -> Environment:
         return Environment(self.variables)
 
+    def borrowed(self, request: R, key: CacheKey) -> str:
+        """The compilers of this request that are stubs (`kcoord.keys.tools.record`), for people. Then it is only looked up."""
+        return borrowed_in(key)
+
     # Steps: the artifact.
 
     def adjust(self, request: R, wanted: Request) -> Request:
-        """`wanted`, as the coordinator is asked for it. Override it, and `Compiler.place`, for a layout of the compiler's own.
+        """`wanted`, as the coordinator is asked for it. Override it for a layout of the compiler's own.
 
         It may also add details for ``kcoord explain`` and work to do while another rank compiles.
         """
@@ -167,6 +172,16 @@ class Backend(ABC, Generic[R, H]):
         request.
         """
         raise NotImplementedError(f"{self.name} has no recipes")
+
+    # Steps: a trial.
+
+    def trial(self) -> int:
+        """Let the compiler compile a constant, for a GPU that need not be there, and return how many requests that makes.
+
+        Each request should reach this backend, also in a second call: switch off what the compiler remembers. Called in a process
+        of its own (`kcoord.backends.trials`). Raises the compiler's exceptions. 0: there is nothing to try.
+        """
+        return 0
 
     # The way of a request.
 
@@ -235,6 +250,13 @@ class Backend(ABC, Generic[R, H]):
             return "compiled"
         return "busy" if isinstance(found, Busy) else "loaded"
 
+    @final
+    def loaded_natively(self, request: R, saved: float, begun: float) -> None:
+        """The compiler's own cache had it: as `Coordinator.loaded_natively`."""
+        asked = self._guarded(self._asked, _FAULT)(request)
+        if not isinstance(asked, Bypassed):
+            asked.coordinator.loaded_natively(asked.key, saved, begun)
+
     # Its parts.
 
     def _guarded(self, part: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
@@ -274,10 +296,19 @@ class Backend(ABC, Generic[R, H]):
             request, Request(asked.key, home, device, target=target, aside=self.aside, recipe=recipe, loads=loads)
         )
         found = coordinator.request(wanted, wait=waits)
+        if isinstance(found, Compilation) and (missing := self.borrowed(request, asked.key)):
+            found = self._alone(found, missing)
         # an automatic profile lists this node's artifacts since their compiles; a profile that the user named may be newer
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
             self._record(request, wanted.home, found.manifest.compile_seconds)
         return found
+
+    def _alone(self, compilation: Compilation, missing: str) -> Compilation:
+        """The compile for this process alone: with a borrowed compiler it fails, or its output is another's."""
+        compilation.give_up()
+        name = compilation.key.name
+        notices.tell(f"{missing} is borrowed, and the store has no {name}: a node with the compiler must publish it")
+        return connect().private(compilation.key, compilation.home, compilation.device)
 
     def _loaded(self, request: R, artifact: Artifact) -> Any:
         """The handle; `ABSENT` if the artifact does not load."""
@@ -323,7 +354,9 @@ class Backend(ABC, Generic[R, H]):
         else:
             took = time.perf_counter() - compilation.started
             self._record(request, compilation.home, took)  # before publishing, which delivers it
-            return compilation.publish(strict=self.raises_errors)
+            published = compilation.publish(strict=self.raises_errors)
+            record_toolchain(connect(), compilation.key)
+            return published
         return None
 
     @fails_open(lambda self, request: None)

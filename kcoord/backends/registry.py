@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,14 @@ from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.private import check_tier, make_own, make_tier
 from kcoord.interruption import let_through
+from kcoord.ranks import HOOK
 from kcoord.settings import Settings
 
 if TYPE_CHECKING:
     from kcoord.backends.backend import Backend
-    from kcoord.keys.cache_key import CacheKey
 
 GROUP = "kcoord.backends"
-BUILT_IN = ("triton", "inductor", "ninja", "tilelang", "flydsl", "ninetoothed", "cutedsl", "python")
+BUILT_IN = ("triton", "inductor", "ninja", "tilelang", "flydsl", "ninetoothed", "cutedsl", "cutile", "helion", "python")
 """Each is a folder beside this module, which holds its declaration."""
 
 
@@ -70,11 +71,15 @@ def install_openly() -> None:
         notices.tell(f"{error}; this rank runs without kcoord")
 
 
-def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which every compiler in a child process of this environment finds kcoord."""
-    found: dict[str, str] = {}
+def child_environ(settings: Settings, environ: Mapping[str, str], *, has_kcoord: bool = True) -> dict[str, str]:
+    """The variables by which every compiler in a child process of this environment finds kcoord.
+
+    Without `has_kcoord` the child's Python may lack it: then torch finds it (`kcoord.autoload`), and without torch nothing does.
+    """
+    found = {HOOK: "1"}
     for compiler in _unobstructed(settings, environ):
-        found |= compiler.child_environ(settings, environ)
+        variables = compiler.child_environ(settings, environ).items()
+        found |= {name: value for name, value in variables if has_kcoord or name not in compiler.imports}
     return found
 
 
@@ -92,6 +97,19 @@ def compiler_of(name: str) -> Compiler | None:
     return next((each for each in compilers() if each.name == name), None)
 
 
+def is_installed(module: str) -> bool:
+    """True if the package of this module of a compiler is here. It is not imported.
+
+    The package is the first of its parents that is no namespace: ``cuda`` holds torch's bindings where ``cuda.tile`` is not.
+    """
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = find_spec(".".join(parts[:end]))
+        if spec is None or spec.origin is not None:
+            return spec is not None
+    return True
+
+
 def replayer(name: str) -> Backend[Any, Any]:
     """The backend of this name, for a replay. Its compiler is imported.
 
@@ -100,20 +118,12 @@ def replayer(name: str) -> Backend[Any, Any]:
     from kcoord.backends.backend import Backend  # weight: a process whose compilers are hooked may compile nothing
 
     compiler = compiler_of(name)
-    if compiler is None:
+    if compiler is None or not compiler.backend:
         raise KcoordError(f"no compiler here has recipes of the kind {name!r}")
     for module in list(compiler.modules)[:1]:
         import_module(module)  # before the adapter, which imports it: its hooks import the adapter
     found: Backend[Any, Any] = _loaded(compiler.name, compiler.backend, Backend)
     return found
-
-
-def place_of(key: CacheKey) -> str:
-    """The place below the local directory at which a rank looks for the artifact of `key`."""
-    from kcoord.artifacts import local  # weight, as above
-
-    places = (fails_open(lambda key: None)(compiler.place)(key) for compiler in compilers())
-    return next((place for place in places if place is not None), local.place_of(key.digest))
 
 
 def _declared(name: str, path: str) -> Compiler | None:
@@ -193,10 +203,12 @@ def is_imported(name: str) -> bool:
 
 
 def _hook_once_imported(name: str, hooks: str) -> None:
-    if name not in sys.modules:
-        _finder.expect(name, hooks)
-    elif is_imported(name):
+    if is_imported(name):
         _hook(name, hooks)
+        return
+    _finder.expect(name, hooks)
+    if name in sys.modules:  # its import is under way: it imports torch, which installs kcoord
+        sys.modules[name].__spec__.__class__ = _Importing
 
 
 class _Finder(MetaPathFinder):
@@ -229,6 +241,17 @@ class _Finder(MetaPathFinder):
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader)
         return spec
+
+
+class _Importing(ModuleSpec):
+    """The spec of a module that is to be hooked, and whose import began before that. It is a plain one once that has ended."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            if self.name in sys.modules:  # not after a failure
+                _finder.imported(self.name)
 
 
 class _Loader(Loader):

@@ -1,4 +1,8 @@
-"""Names of a compiler that hooks rely on. kcoord leaves a part to each rank, and tells, if the release lacks one of its names."""
+"""Reliances of hooks on a compiler. If one does not hold, kcoord leaves that part to each rank, and tells.
+
+A `Part` names functions, and looks at their signatures as it is hooked. A `Tripwire` tells, in each process, of compiles that the
+hook has not seen. A trial (`kcoord.backends.trials`) compiles a constant, which takes seconds: no rank runs it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from kcoord.backends.fail_open import coordinator_in_use, notices
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.wrapping import is_wrapped
 from kcoord.interruption import let_through
 from kcoord.units import first_few
@@ -76,6 +80,23 @@ class Part:
             return False
         found = getattr(found, "__func__", found)
         return not call or is_wrapped(found) or _takes(found, call.split())
+
+
+@dataclass(frozen=True)
+class Tripwire:
+    """Tells once in a process that compiles pass by the hook of `part`, and counts it as standing aside from the part.
+
+    A hook trips it where the compiler stores a kernel that it compiled, and did not ask for where the hook is. A kernel that it
+    asked for trips nothing, nor does one whose compile began before the hook was there, nor one that a cache holds. A compiler in
+    which that cannot be told has no tripwire.
+    """
+
+    part: Part
+    why: str
+
+    @fails_open(lambda tripwire: None)
+    def trip(self) -> None:
+        stand_aside(self.part.compiler, release_of(self.part.package), self.part.name, self.why)
 
 
 def _takes(function: Any, call: list[str]) -> bool:

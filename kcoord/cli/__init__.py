@@ -20,7 +20,7 @@ from kcoord.settings import unknown_variables
 
 _COMMANDS = (
     "agent", "cc", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
-    "report", "stats", "status", "store", "trace", "verify", "warmup",
+    "report", "stats", "status", "store", "toolchain", "trace", "verify", "warmup",
 )  # fmt: skip
 _MODULES = {"import": "import_bundle"}  # no module can have that name
 

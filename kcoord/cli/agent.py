@@ -20,29 +20,23 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import log_to_stderr
 
 _CHECKED_WITHIN = 5.0  # seconds
-_PREFETCHED_WITHIN = 120.0  # seconds
 
 
 @click.command("agent")
 @click.option("--stop", is_flag=True, help="End the running agent, after its publishes.")
 @click.option("--check", is_flag=True, help="For a probe: exit with 0 if the agent answers, else with 1.")
-@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's pack from the store to this node, and "
-              "end, within two minutes. Exits with 0 also if that fails.")  # fmt: skip
 @click.option("--await", "within", type=click.IntRange(0, 3600), metavar="SECONDS",
               help="Wait until the agent answers, at most this long. Exits with 0 also if it does not.")  # fmt: skip
 @click.option("--sidecar", is_flag=True, help="In a pod, whose ranks know no keys: under every policy KCOORD_LOCAL_DIR is the "
               "local directory itself. If the agent cannot serve, log why and stay; hide its secrets from other processes of "
               "this user.")  # fmt: skip
 @settings_flags(*ALL)
-def command(stop: bool, check: bool, prefetch: bool, within: int | None, sidecar: bool, **flags: str | None) -> None:
+def command(stop: bool, check: bool, within: int | None, sidecar: bool, **flags: str | None) -> None:
     """Run this node's agent until SIGTERM. It finishes its publishes and releases its leases first."""
-    if stop + check + (prefetch or sidecar) + (within is not None) > 1:
-        raise click.UsageError("--stop, --check, --prefetch, --await and --sidecar are five commands: give one of them, or "
-                               "--prefetch and --sidecar")  # fmt: skip
-    if prefetch or check or sidecar or within is not None:  # in a pod, beside the agent's secrets
+    if stop + check + sidecar + (within is not None) > 1:
+        raise click.UsageError("--stop, --check, --await and --sidecar are four commands: give one of them")
+    if check or sidecar or within is not None:  # in a pod, beside the agent's secrets
         _hide_memory()
-    if prefetch:
-        _prefetch(flags, sidecar)
     if within is not None:
         _await(flags, within)
     elif sidecar:
@@ -80,31 +74,6 @@ def _await(flags: dict[str, str | None], within: int) -> None:
     if fault:
         echo(f"kcoord: {fault}; the job starts without it", err=True)
     sys.exit(0)
-
-
-def _prefetch(flags: dict[str, str | None], sidecar: bool) -> None:
-    """Never returns. The exit code is 0: a pod whose init container fails does not start."""
-    from kcoord.backends.registry import place_of  # heavy, as below
-    from kcoord.packs.prefetch import prefetch
-
-    def log(line: str) -> None:
-        with suppress(OSError):
-            echo(f"kcoord: prefetch: {line}", err=True)
-
-    _end_at_once_on(signal.SIGTERM)
-    log_to_stderr("%(message)s")
-    try:
-        settings = Settings.from_environ(**flags)
-        settings = settings.shared_with_ranks if sidecar else settings
-        if settings.disable:
-            log("KCOORD_DISABLE is set: nothing is fetched")
-        else:
-            log(str(prefetch(settings, timeout=_PREFETCHED_WITHIN, place_of=place_of)))
-    except SettingsError as error:
-        log(f"{error}; nothing is fetched")
-    with suppress(OSError):
-        sys.stderr.flush()
-    os._exit(0)  # do not wait for a thread that hangs in a dead NFS server
 
 
 def _end_at_once_on(*numbers: signal.Signals) -> None:

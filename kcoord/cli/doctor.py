@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -23,7 +20,10 @@ import kcoord
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import CLOSE_IT, OPEN_TO_ALL, Store, open_to_all
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.backends.registry import compilers, obstacle
+from kcoord.backends.compiler import Compiler
+from kcoord.backends.registry import compilers, is_installed, obstacle
+from kcoord.backends.trials import examine
+from kcoord.cgroups import cores
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.default_dir import why_temporary
@@ -34,13 +34,11 @@ from kcoord.leases.base import LeaseService, probe
 from kcoord.leases.files import FileLeases
 from kcoord.leases.redis import RedisLeases
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
-from kcoord.rank.pool_start import NO_GPU
 from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.events import plain
 
 _LITTLE_SPACE = 1 << 30  # bytes
-_LONGEST = 60.0  # seconds, to import the compilers
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,9 @@ def command(settings: Settings, as_json: bool) -> None:
 def _kcoord(settings: Settings) -> Iterator[Finding]:
     if settings.disable:
         yield Finding("kcoord", "warn", "off, by KCOORD_DISABLE", "unset KCOORD_DISABLE to use it")
+    if not settings.move:
+        remedy = "unset KCOORD_MOVE to share them between GPUs"
+        yield Finding("kcoord", "warn", "graphs of torch.compile are not moved to another GPU, by KCOORD_MOVE", remedy)
     yield Finding("kcoord", "ok", f"{kcoord.__version__}, Python {sys.version.split()[0]}")
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -88,9 +89,9 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
             needed[package] = max(oldest, needed.get(package, ()))
     for package, oldest in needed.items():
         yield _package(package, oldest)
-    yield from _hooks()
-    for compiler in compilers():
-        found = obstacle(compiler, settings, os.environ)
+    obstacles = {compiler: obstacle(compiler, settings, os.environ) for compiler in compilers()}
+    yield from _examined(compiler for compiler, found in obstacles.items() if found is None)
+    for compiler, found in obstacles.items():
         if found is not None:
             yield Finding(compiler.name, "warn", *found)
 
@@ -107,49 +108,16 @@ def _package(package: str, oldest: tuple[int, ...]) -> Finding:
     return Finding(package, "ok", version)
 
 
-_HOOKS = """
-import importlib, json, sys
-from kcoord.backends import registry
-from kcoord.backends.reliances import asides
-registry.install()
-found = []
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        found.append((name, f"it cannot be imported: {type(error).__name__}: {error}"))
-found += [(release, f"{part} off: {why}") for (_, part), (release, why) in asides.items()]
-sys.stdout.write("\\n" + json.dumps(found) + "\\n")
-"""
-"""Imports modules of compilers as a rank does, and prints what kcoord does not hook."""
-
-
-def _hooks() -> Iterator[Finding]:
-    """Parts of the installed compilers that kcoord does not hook. Another process imports the compilers to find out."""
-    modules = [name for each in compilers() for name in each.modules if find_spec(name.partition(".")[0])]
-    if not modules:
-        return
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")} | NO_GPU
-    try:
-        with tempfile.TemporaryDirectory(
-            ignore_cleanup_errors=True
-        ) as place:  # the node's agent and files are left alone
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", _HOOKS, *modules], env={**environ, "KCOORD_LOCAL_DIR": place},
-                capture_output=True, text=True, errors="replace", timeout=_LONGEST,
-            )  # fmt: skip
-        answer, why = done.stdout.rstrip(), (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired:
-        answer, why = "", f"they were not imported within {_LONGEST:.0f} s"
-    except OSError as error:
-        answer, why = "", str(error)
-    try:
-        found = [(str(what), str(finding)) for what, finding in json.loads(answer.rpartition("\n")[2])]
-    except (TypeError, ValueError):
-        found = [("hooks", f"not known, the compilers cannot be imported: {why}")]
-    for what, finding in found:
-        remedy = "each rank does this for itself; a newer kcoord may know this release"
-        yield Finding(plain(what), "warn", plain(finding), remedy)
+def _examined(usable: Iterable[Compiler]) -> Iterator[Finding]:
+    """Parts of the installed compilers that kcoord does not hook, and the outcome of their trials."""
+    chosen = {each.name: modules for each in usable if (modules := [*filter(is_installed, each.modules)])}
+    with ThreadPoolExecutor(max(1, int(cores()))) as pool:
+        for name, found in zip(chosen, pool.map(examine, chosen, chosen.values()), strict=True):
+            for what, fault in found.faults:
+                remedy = "each rank does this for itself; a newer kcoord may know this release"
+                yield Finding(plain(what), "warn", plain(fault), remedy)
+            if found.seconds is not None and not found.faults:
+                yield Finding(name, "ok", f"a trial passed: compiled, published and loaded in {found.seconds:.1f} s")
 
 
 def _local_dir(settings: Settings) -> Iterator[Finding]:
@@ -261,7 +229,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
     try:
         took = _try_lease(lambda: RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0))
     except (LeaseUnavailable, SettingsError) as error:
-        yield Finding("Redis", "fail", str(error), f"check {given}, the server, its password and its ACL")
+        yield Finding("Redis", "fail", str(error), f"see the finding, and {given}")
         return
     yield Finding("Redis", "ok", f"a lease was taken and released in {took:.1f} ms")
 

@@ -11,9 +11,8 @@ from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
-from kcoord.report.differences import factor_diffs
+from kcoord.report.differences import factor_diffs, relative_of
 from kcoord.report.edits import DIGITS, files_of, listed_factors
-from kcoord.report.runs import relative_of
 from kcoord.settings import Settings
 from kcoord.units import several
 
@@ -41,7 +40,7 @@ def command(settings: Settings, key: str, other: str | None, only_files: bool, a
         if not files:
             echo("kcoord: its key has no files: 'kcoord explain' without --files prints the factors", err=True)
         return
-    theirs, same_run = (_find(found, other), None) if other else relative_of(settings, found, mine)
+    theirs, same_run = (_find(found, other), None) if other else relative_of(found, mine)
     differences = factor_diffs(theirs, mine) if theirs else []
     factors = listed_factors(mine.explained)
     if as_json:

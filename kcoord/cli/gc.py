@@ -20,7 +20,7 @@ from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pins import Kept, add_kept, kept_by_pins, pin, pinned_profiles, unpin
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.withdrawal import withdraw
+from kcoord.retention.withdrawal import made_with, withdraw
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
@@ -34,7 +34,14 @@ def _parse_key(text: str) -> str:
     return text
 
 
-_KEY = Parsed("key", _parse_key)
+def _parse_compiler(text: str) -> tuple[str, str]:
+    name, separator, release = text.partition("==")
+    if not (name and separator and release):
+        raise ValueError("give NAME==RELEASE, such as gcc==12.2.0, triton==3.7.1")
+    return name, release
+
+
+_KEY, _COMPILER = Parsed("key", _parse_key), Parsed("compiler", _parse_compiler)
 
 
 @subcommand("gc", *ON_DISK)
@@ -53,12 +60,23 @@ _KEY = Parsed("key", _parse_key)
     "--key", "keys", type=_KEY, multiple=True, metavar="KEY",
     help="Withdraw the artifacts whose keys begin with these digits ('kcoord ls'): from the store, its packs, and this node.",
 )  # fmt: skip
+@click.option(
+    "--toolchain",
+    type=_KEY,
+    metavar="DIGEST",
+    help="Withdraw what the compilers of this toolchain have made ('kcoord toolchain ls').",
+)
+@click.option(
+    "--compiler", "compilers", type=_COMPILER, multiple=True, metavar="NAME==RELEASE",
+    help="Withdraw what this release of a compiler has made: gcc==12.2.0, triton==3.7.1.",
+)  # fmt: skip
 @click.option("--local", is_flag=True, help="This node's own copies instead of the store's artifacts.")
 @click.option("--grace", type=_TIME, default=GRACE, help="The trash's grace period. Default: 15min.")
 @click.option("--dry-run", is_flag=True, help="Show which artifacts would be removed, and why; write nothing.")
 def command(
     settings: Settings, least_age: float, pins: tuple[str, ...], unpins: tuple[str, ...], list_pins: bool, local: bool,
-    grace: float, dry_run: bool, as_json: bool, keys: tuple[str, ...], **limits: float | None,
+    grace: float, dry_run: bool, as_json: bool, keys: tuple[str, ...], toolchain: str | None,
+    compilers: tuple[tuple[str, str], ...], **limits: float | None,
 ) -> None:  # fmt: skip
     """Remove artifacts that nobody needs, while jobs run. Without a limit remove only the trash, files of killed processes, old
     time lines and old quarantine.
@@ -66,12 +84,17 @@ def command(
     Removed artifacts lie in the trash for the grace period. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and
     KCOORD_STORE_UNUSED_FOR (with --local: KCOORD_LOCAL_MAX_SIZE) are the defaults of their options.
 
-    After a miscompile, end the jobs, run it with --key once, and with --key --local on every other node.
+    After a miscompile, end the jobs, run it with --key, --toolchain or --compiler once, and with the same and --local on every
+    other node.
     """
     given = {name: limit for name, limit in limits.items() if limit is not None}
-    if keys:
+    if keys or toolchain or compilers:
         if pins or unpins or list_pins or given:
-            raise click.UsageError("--key removes artifacts whatever the limits and pins say: give it alone")
+            raise click.UsageError(
+                "--key, --toolchain and --compiler remove artifacts whatever the limits and pins say: give them alone"
+            )
+        if toolchain or compilers:
+            keys += tuple(_made_with(settings, toolchain, compilers))
         _withdraw(settings, keys, local, dry_run, as_json)
         return
     if pins or unpins or list_pins:
@@ -116,6 +139,15 @@ def command(
             f"this user may not remove {found.refused:,} of the artifacts that were to go: "
             "run 'kcoord gc' as a user who may rename the jobs' files"
         )
+
+
+def _made_with(settings: Settings, toolchain: str | None, compilers: tuple[tuple[str, str], ...]) -> set[str]:
+    """The keys of what these have made. The store has the records also for what is on this node."""
+    root = settings.store_root
+    found = made_with(Store(root, Trust.of(settings)) if root else None, settings.local_dir, toolchain, compilers)
+    if not found:
+        raise KcoordError("nothing here was made by that compiler: 'kcoord toolchain ls' lists toolchains of a store")
+    return found
 
 
 def _withdraw(settings: Settings, keys: tuple[str, ...], local: bool, dry_run: bool, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from kcoord.cli.options import WHERE, print_json, printable, running_agent, subc
 from kcoord.cli.output import echo
 from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
-from kcoord.telemetry.figures import summary
+from kcoord.telemetry.figures import summary, troubles
 from kcoord.telemetry.spans import directory_name, plain_text
 from kcoord.units import first_few
 
@@ -44,7 +44,8 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
         table.add_row(name, text)
     console = Console()
     console.print(table)
-    console.print(printable(f"job {job}, {scope}: {summary(found)}"))
+    for line in (*troubles(found), f"job {job}, {scope}: {summary(found)}"):
+        console.print(printable(line))
 
 
 def _recorded(settings: Settings, job: str | None) -> Timeline:

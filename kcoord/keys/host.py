@@ -10,10 +10,12 @@ from pathlib import Path
 
 @functools.lru_cache(maxsize=1)
 def host_abi() -> dict[str, str]:
-    """Of C and C++ modules that Python loads."""
+    """Of C and C++ modules that Python loads. The C library counts by its name: an artifact tells the releases that it needs
+    (`kcoord.artifacts.needs`).
+    """
     return {
         "machine": platform.machine(),
-        "libc": "-".join(platform.libc_ver()),
+        "libc": platform.libc_ver()[0],
         "python": str(sysconfig.get_config_var("EXT_SUFFIX")),
     }
 

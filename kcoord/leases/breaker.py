@@ -123,7 +123,8 @@ class Breaker(LeaseService):
             return
         self.serving = self._second if self._first.nodes <= self._most_nodes else self._alone
         self._opened, self._moved, self._why = self._opened + 1, monotonic(), str(error)
-        self._tell(f"{self._first.name} cannot be used ({error}); until it is back, coordination is by {self.name}")
+        if not error.told:
+            self._tell(f"{self._first.name} cannot be used ({error}); until it is back, coordination is by {self.name}")
         self._begin_probe()
 
     def _begin_probe(self) -> None:

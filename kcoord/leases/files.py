@@ -85,7 +85,7 @@ class FileLeases(LeaseService):
         self._pool = ThreadPoolExecutor(_THREADS, "lease-files")
         self._busy: dict[int, float] = {}  # thread → since when it is at a file
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._closed = self._answered = False
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
         self._check()
@@ -240,11 +240,15 @@ class FileLeases(LeaseService):
     async def _bounded(self, work: asyncio.Future[T]) -> T:
         """Raises `LeaseUnavailable`, which ends with the remedy, for an OSError and after `patience`."""
         try:
-            return await within(self._patience, work)
+            done = await within(self._patience, work)
+            self._answered = True
+            return done
         except TimeoutError:
             raise LeaseUnavailable(f"{self._root}: no answer in {self._patience:g} s: look at its server") from None
         except OSError as error:
-            raise LeaseUnavailable(str(store_error(error, self._root))) from error
+            # the agent tells that there is no store
+            told = isinstance(error, FileNotFoundError) and not self._answered
+            raise LeaseUnavailable(str(store_error(error, self._root)), told=told) from error
 
     def _later(self, known: _Key, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` with the key's lock, whether or not anybody waits; awaiting it raises its error."""

@@ -33,7 +33,7 @@ from redis.exceptions import NoScriptError
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
 from kcoord.leases.base import Answer, EventWatch, Failed, Lease, LeaseService, Ready, Unleased, Wait, Watch, within
-from kcoord.leases.redis_client import BROKEN, Client, Connections, closed, why
+from kcoord.leases.redis_client import BROKEN, Client, Connections, closed
 from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
@@ -252,8 +252,7 @@ class RedisLeases(LeaseService):
             try:
                 return await within(self._silence, self._connections.run(command))
             except BROKEN as error:
-                timed_out = isinstance(error, TimeoutError) and not str(error)
-                self._why = f"no answer in {self._silence:g} s" if timed_out else why(error)
+                self._why = self._connections.why(error)
                 await self._drop()
                 raise LeaseUnavailable(self._why) from error
 
@@ -320,9 +319,7 @@ class RedisLeases(LeaseService):
                 if message is not None:
                     self._hear(message["data"])
         except BROKEN as broken:
-            timed_out = isinstance(broken, TimeoutError) and not str(broken)
-            reason = f"no answer in {self._silence:g} s" if timed_out else why(broken)
-            error = LeaseUnavailable(f"cannot subscribe: {reason}")
+            error = LeaseUnavailable(self._connections.why(broken))
         finally:
             if not confirmed.done():
                 confirmed.set_exception(error)

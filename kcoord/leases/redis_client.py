@@ -33,7 +33,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kcoord.errors import SettingsError
-from kcoord.redis_url import Nodes, Sentinels
+from kcoord.redis_url import Nodes, Sentinels, without_password
 
 T = TypeVar("T")
 Client = Any  # `aioredis.Redis` or `RedisCluster`
@@ -50,6 +50,19 @@ NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Errors of redis-py, beside its own, for a reply that no Redis sends, and for a connection that it loses in mid-command."""
 BROKEN = (RedisError, RedisClusterException, OSError, *NONSENSE)
 """All that may come of a connection's use."""
+_CAUSES = {
+    "Authentication required|NOAUTH|without any password": "it wants a password: write redis://:PASSWORD@host:port in {url}",
+    "invalid username-password|WRONGPASS|invalid password": "wrong user or password in {url}",
+    "no permissions|NOPERM": "{error}; add it to the ACL of the user in {url}",
+    "DB index is out of range": "it has no such database: write /0 at the end of {url}",
+    "[Hh]ostname mismatch|IP address mismatch|doesn't match": "its certificate is for another host name than that in {url}",
+    "CERTIFICATE_VERIFY_FAILED": "no authority that is known here signed its certificate: name it by ?ssl_ca_certs=FILE in {url}",
+    "WRONG_VERSION_NUMBER|Timeout connecting to server over TLS": "it does not speak TLS: write redis:// in {url}",
+    "Connection closed by server.* before it answered": "it closes connections: if it speaks TLS, write rediss:// in {url}",
+    "Name or service not known|No address associated|failure in name resolution": "there is no such host: check {url}",
+    "Error 111|Connection refused": "nothing listens there: start Redis, or check {url}",
+}
+"""Patterns in errors of redis-py, and their causes for people. `{url}` is the setting, `{error}` the server's words."""
 _SEVERAL = "it is a node of a Redis Cluster: let this user ask CLUSTER SLOTS and COMMAND (+cluster|slots +command)"
 
 
@@ -61,6 +74,8 @@ class Connections:
     """
 
     def __init__(self, url: str, silence: float) -> None:
+        self._place = without_password(url).partition("://")[2].rpartition("@")[2]
+        self._silence, self._answered = silence, False  # whether a command ever had a result
         self._shared: dict[str, Any] = {
             "socket_timeout": silence,
             "socket_connect_timeout": _CONNECT_TIMEOUT,
@@ -92,7 +107,9 @@ class Connections:
         """The result of `command`. A connection that a restart broke says nothing about the server: it is tried once more."""
         for attempt in (1, 2, 3):
             try:
-                return await command(await self._server())
+                result = await command(await self._server())
+                self._answered = True
+                return result
             except (MovedError, AskError):
                 if self._cluster is not None:
                     raise
@@ -140,6 +157,28 @@ class Connections:
                 await self._client.connection_pool.disconnect()
             self._asked = True
         return self._cluster or self._client
+
+    def why(self, error: BaseException) -> str:
+        """One line for people, with the server's address; the same line for the same cause, so that it is told once."""
+        text, cause = str(error), error.__cause__ or error.__context__
+        if isinstance(error, TimeoutError) and not text:
+            return f"{self._place}: no answer in {self._silence:g} s"
+        if isinstance(
+            error, AttributeError
+        ):  # redis-py drops a lost connection's streams while somebody writes to them
+            return f"{self._place}: Connection closed in mid-command"
+        if isinstance(error, (MovedError, AskError, ClusterError)) or "Redis Cluster cannot be connected" in text:
+            text = f"{text or type(error).__name__} ({_SEVERAL})"
+        if isinstance(error, MasterNotFoundError):
+            text = text.partition(" : ")[0]  # the rest are redis-py's objects, with their addresses in memory
+        elif isinstance(error, ReadOnlyError) or "@user_script" in text:  # the place in the script
+            text = re.sub(r"^.*@user_script: ?\d+: -?| script: .*$", "", text)
+        elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:
+            text = f"{text} {cause}"
+        whole = text + " over TLS" * bool(self._shared.get("ssl")) + " before it answered" * (not self._answered)
+        known = next((line for pattern, line in _CAUSES.items() if re.search(pattern, whole)), "")
+        said = known.format(url="KCOORD_REDIS_URL", error=text) if known else f"{type(error).__name__}: {text}"
+        return f"{self._place}: {' '.join(said.split())}"
 
     async def drop(self) -> None:
         """End all connections: the next command makes new ones, perhaps to another server."""
@@ -205,19 +244,3 @@ async def closed(client: Any) -> None:
             await client.aclose()
         except BROKEN:
             return
-
-
-def why(error: BaseException) -> str:
-    """One line for people; the same line for the same cause, so that it is told once."""
-    text, cause = str(error), error.__cause__ or error.__context__
-    if isinstance(error, AttributeError):  # redis-py drops a lost connection's streams while somebody writes to them
-        return "Connection closed in mid-command"
-    if isinstance(error, (MovedError, AskError, ClusterError)) or "Redis Cluster cannot be connected" in text:
-        text = f"{text or type(error).__name__} ({_SEVERAL})"
-    if isinstance(error, MasterNotFoundError):
-        text = text.partition(" : ")[0]  # the rest are redis-py's objects, with their addresses in memory
-    elif isinstance(error, ReadOnlyError) or "@user_script" in text:  # the place in the script
-        text = re.sub(r"^.*@user_script: ?\d+: -?| script: .*$", "", text)
-    elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:
-        text = f"{text} {cause}"
-    return " ".join(f"{type(error).__name__}: {text}".split())

@@ -344,9 +344,10 @@ class Deliver(Request, op="deliver"):
 
 @dataclass(frozen=True)
 class Profile(Request, op="profile"):
-    """Ask where the profile is to be read."""
+    """Ask where the profile is to be read. `sees_store` is false: this process has none, and the agent copies it to this node."""
 
     profile: str
+    sees_store: bool = True
 
 
 @dataclass(frozen=True)

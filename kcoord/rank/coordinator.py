@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.needs import host_libraries, unmet
 from kcoord.artifacts.verified import Verified
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.interruption import let_through
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     another GPU than `target` are neither loaded nor published. `aside`: the artifact is no kernel of the job. On a miss
     ``recipe()`` is the digest of the key's recipe, or None. ``while_waiting()`` is called once if there is a wait; it must return
     at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted as loaded.
+    `portable`: if the artifact needs other libraries than this host's, it is asked for once more, with these in its key.
     """
 
     key: CacheKey
@@ -67,6 +69,7 @@ class Request(NamedTuple):
     recipe: Callable[[], str | None] = lambda: None
     while_waiting: Callable[[], None] | None = None
     loads: bool = True
+    portable: bool = True
 
 
 class Coordinator:
@@ -136,7 +139,7 @@ class Coordinator:
         begun = time.perf_counter()
         asked, artifact = self._local(asked)
         if artifact is not None:
-            return self._loaded(asked, artifact, "", begun)
+            return self._loaded(asked, artifact, "", begun, wait)
         if asked.explain is not None:
             asked = asked._replace(key=asked.key.with_details(asked.explain()))
         if not self.trusts(asked.home) or is_running(asked.key.digest):
@@ -146,7 +149,7 @@ class Coordinator:
         if answer is BUSY and not wait:
             return BUSY
         try:
-            return self._after(answer, asked, begun)
+            return self._after(answer, asked, begun, wait)
         except BaseException:
             # interrupted, or no disk takes files: the exception would hold the lead for as long as it is kept
             if isinstance(answer, agent.Lead):
@@ -169,7 +172,7 @@ class Coordinator:
             passing=self.throws_away(asked.home),
         )  # fmt: skip
 
-    def _after(self, answer: agent.Answer, asked: Request, begun: float) -> Artifact | Compilation:
+    def _after(self, answer: agent.Answer, asked: Request, begun: float, wait: bool) -> Artifact | Compilation | Busy:
         """The artifact, or the compile that this rank is left with, after the `answer` to a claim that it made at `begun`."""
         took, waited = time.perf_counter() - begun, self._telemetry.waited
         if isinstance(answer, agent.Ready):
@@ -177,7 +180,7 @@ class Coordinator:
             begun = time.perf_counter()
             artifact = self.find(asked.key, asked.home, asked.target)
             if artifact is not None:
-                return self._loaded(asked, artifact, answer.source, begun)
+                return self._loaded(asked, artifact, answer.source, begun, wait)
             return self._compilation(asked, note="the published artifact was gone, or for another GPU")
         if isinstance(answer, agent.Lead):
             waited("lead", asked.key, asked.aside, begun, took)
@@ -190,10 +193,21 @@ class Coordinator:
         waited("alone", asked.key, asked.aside, begun, took, note)
         return self._compilation(asked, note=note)
 
-    def _loaded(self, asked: Request, artifact: Artifact, source: str, begun: float) -> Artifact:
+    def _loaded(
+        self, asked: Request, artifact: Artifact, source: str, begun: float, wait: bool
+    ) -> Artifact | Compilation | Busy:
+        if asked.portable and artifact.manifest.needs and unmet(artifact.manifest.needs):
+            # it stays, for others, so that nothing can be published in its place
+            key = asked.key.with_factors(**{"host libraries": host_libraries()})
+            return self.request(asked._replace(key=key, home=self.home(key.digest), portable=False), wait=wait)
         if asked.loads:
-            self._telemetry.loaded(artifact, source, asked.aside, begun)
+            self._telemetry.loaded(artifact.key, artifact.manifest.compile_seconds, source, asked.aside, begun)
         return artifact
+
+    def loaded_natively(self, key: CacheKey, saved: float, begun: float) -> None:
+        """Count a load by the compiler's own cache, which began at `begun` by `time.perf_counter` and spared `saved` seconds."""
+        if self.usable:
+            self._telemetry.loaded(key, saved, "", False, begun)
 
     def _compilation(
         self, asked: Request, lead: agent.Lead | None = None, failed: agent.Failed | None = None, note: str = ""

@@ -189,6 +189,11 @@ def watch_temporary_directories() -> None:
     tempfile.mkdtemp = mkdtemp  # `TemporaryDirectory` looks it up there
 
 
+def inherit_temporary(directory: str) -> None:
+    """Remember a directory that the parent of this process made so, and that it was started with."""
+    _made[os.path.abspath(directory)] = None  # noqa: PTH100 - as above
+
+
 def is_temporary(path: Path) -> bool:
     """True if `path` lies below such a directory."""
     return bool(_made) and any(str(parent) in _made for parent in path.parents)

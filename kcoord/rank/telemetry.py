@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kcoord.artifacts.local import Artifact
 from kcoord.errors import StoreError
 from kcoord.files.daemon import Deferred
 from kcoord.keys.cache_key import CacheKey
@@ -213,10 +212,9 @@ class RankTelemetry:
         self._delivering = threading.Lock()  # protects a span from being delivered twice
         self._later = Deferred(_EVERY, self.deliver)
 
-    def loaded(self, artifact: Artifact, source: str, aside: bool, begun: float) -> None:
-        """A request that began to load at `begun` ended with `artifact`, which came from `source` (`SOURCES`)."""
-        saved, took = artifact.manifest.compile_seconds, time.perf_counter() - begun
-        self.spans.add("load", "ok", artifact.key, begun, took, saved, aside, source=source)
+    def loaded(self, key: CacheKey, saved: float, source: str, aside: bool, begun: float) -> None:
+        """A request that began to load at `begun` ended with an artifact from `source` (`SOURCES`). `saved`: compile seconds."""
+        self.spans.add("load", "ok", key, begun, time.perf_counter() - begun, saved, aside, source=source)
         self._later.begin()
 
     def stands_aside(self, compiler: str, part: str, why: str) -> None:

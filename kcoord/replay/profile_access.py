@@ -1,4 +1,4 @@
-"""Access to a profile: in the store, or, where signatures are required, in the copy that the agent has verified.
+"""Access to a profile: in the store, or in the agent's copy: of a process that sees no store, and where signatures are required.
 
 Only the agent has the signing keys, and a profile names functions that are imported and called.
 """
@@ -34,10 +34,8 @@ def readable(settings: Settings, name: str) -> Settings:
     Asks a running agent, and starts none. Waits as long as the agent says that it is still reading. Raises `StoreError` after
     `_PATIENCE` seconds.
     """
-    if settings.store is None:
-        return settings
     with closing(AgentClient(settings, Notices())) as client:
-        request, deadline = Profile(name), time.monotonic() + _PATIENCE
+        request, deadline = Profile(name, sees_store=settings.store is not None), time.monotonic() + _PATIENCE
         answer = client.ask(request, ProfileState, quietly=True, start=False)
         while answer is not None and answer.late:
             if time.monotonic() > deadline:

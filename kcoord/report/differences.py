@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
-from kcoord.report.edits import diff, short_name, short_text, without_moves
+from kcoord.report.edits import diff, short_name, short_text
 from kcoord.report.findings import Findings, Kernel
 from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
@@ -31,8 +31,8 @@ _MOST_RANGES = 8
 _MOST_NODES = 3
 _DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _INSTALLED = (
-    "compiler", "compilers", "driver", "libc", "machine", "packages", "platform", "python", "toolchain", "tools", "torch",
-    "triton", "version", "versions",
+    "compiler", "compilers", "driver", "host libraries", "libc", "machine", "packages", "platform", "python", "toolchain",
+    "tools", "torch", "triton", "version", "versions",
 )  # fmt: skip
 _OWN = "pass it when the kernel is launched, if all ranks are to run the same code"
 _REMEDIES = {
@@ -54,13 +54,26 @@ def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
     return min(others[:_MOST_COMPARED], key=lambda m: len(_diff(m, mine)), default=None)
 
 
+def relative_of(found: Iterable[Manifest], mine: Manifest) -> tuple[Manifest | None, bool]:
+    """The artifact of an earlier run whose key differs least from `mine`, and False.
+
+    If there is none: the one of the same process that is older than `mine` and differs least, and True. A manifest names a
+    process and no run: a run is earlier if the rank that compiled in it has compiled as another process since; else other
+    processes' artifacts count. Not guaranteed: that artifacts of other ranks in the same run are known as such.
+    """
+    older = sorted((m for m in found if m.origin.created <= mine.origin.created), key=lambda m: m.origin.created)
+    latest = {(m.origin.host, m.origin.rank): m.origin.pid for m in older}
+    earlier = [m for m in older if m.origin.pid != latest[m.origin.host, m.origin.rank]]
+    others = [m for m in older if m.origin[:3] != mine.origin[:3] or not m.origin.pid]  # 0: it had no agent
+    theirs = nearest(earlier, mine) or nearest(others, mine)
+    sibling = nearest(older, mine) if theirs is None else None
+    return theirs or sibling, sibling is not None
+
+
 def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
-    """From `theirs` to `mine`, for people: with the edit of each file, and a first line only if no code differs."""
-    return without_moves(_telling(theirs, mine))
-
-
-def _telling(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
-    """Without hashes if anything else differs: a compiler's own hash explains nothing."""
+    """From `theirs` to `mine`, for people: with the edit of each file, and without hashes if anything else differs, since a
+    compiler's own hash explains nothing.
+    """
     differences = _diff(theirs, mine)
     return [d for d in differences if " " in d.name or not (_is_digest(d.ours) and _is_digest(d.theirs))] or differences
 
@@ -179,7 +192,7 @@ def _linked(ranks_of: Mapping[str, set[int]]) -> list[tuple[set[int], list[str]]
 
 
 def _differences(theirs: Manifest, mine: Manifest) -> Differences:
-    return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in _telling(theirs, mine))
+    return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
 
 
 def _is_digest(text: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Two keys compared, in words: which definition of a file was edited, and that code has only moved.
+"""Two keys compared, in words: which definition of a file was edited.
 
 The factor ``files`` of a key has the SHA-256 of each module's file. The detail ``definitions`` has, by module, what
 `kcoord.keys.function.definitions.definitions_of` gave for the file's text; keys may lack it.
@@ -13,11 +13,8 @@ from kcoord.keys.cache_key import CacheKey, Factor, FactorDiff
 
 DIGITS = 12  # of a file's digest, for people
 _FILES, _DEFINITIONS, _FIRST_LINE = "files", "definitions", "first line"
-_CODE = ("code", "source", _FILES)
-"""Factors, or the first words of their parts, that hold code."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PLACED = re.compile(r"(\d{1,9}):(\w+)", re.ASCII)
-_COMMENTS = "only comments or blank lines changed"
 
 _Definitions = dict[str, tuple[int, str]]
 """By name: line and digest."""
@@ -36,14 +33,6 @@ class Worded(FactorDiff):
 def diff(theirs: CacheKey, mine: CacheKey) -> list[FactorDiff]:
     """From `theirs` to `mine`, as `CacheKey.diff`: one difference for each file, with the first definition that was edited."""
     return [_of_file(d, theirs, mine) for d in _without_definitions(theirs).diff(_without_definitions(mine))]
-
-
-def without_moves(differences: list[FactorDiff]) -> list[FactorDiff]:
-    """`differences` without a first line if code differs, too; else the line is told as what it is."""
-    lines = {d.name for d in differences if d.name == _FIRST_LINE or d.name.endswith(f" {_FIRST_LINE}")}
-    if any(d.name not in lines and d.name.partition(" ")[0] in _CODE and not _is_moved(d) for d in differences):
-        return [d for d in differences if d.name not in lines]
-    return [_moved(d) if d.name in lines else d for d in differences]
 
 
 def files_of(key: CacheKey) -> dict[str, str]:
@@ -93,7 +82,7 @@ def _edit(before: _Definitions, now: _Definitions) -> str:
         return f"{name} {what} (line {line})"
     if sorted(before, key=before.__getitem__) != sorted(now, key=now.__getitem__):
         return "the order of its definitions changed"
-    return _COMMENTS
+    return "only comments or blank lines changed"
 
 
 def _definitions(key: CacheKey, module: str) -> _Definitions:
@@ -103,12 +92,3 @@ def _definitions(key: CacheKey, module: str) -> _Definitions:
     placed = {part.name: _PLACED.fullmatch(part.text) for part in parts}
     found = {name: (int(match[1]), match[2]) for name, match in placed.items() if match}
     return found if len(found) == len(parts) else {}
-
-
-def _is_moved(difference: FactorDiff) -> bool:
-    return isinstance(difference, Worded) and difference.words.endswith(f": {_COMMENTS}")
-
-
-def _moved(difference: FactorDiff) -> FactorDiff:
-    words = f"{difference} (the code itself is unchanged)"
-    return Worded(difference.name, difference.ours, difference.theirs, words)

@@ -129,7 +129,7 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     """
     timeline = Timeline(job)
     by_process: dict[Process, set[Span]] = defaultdict(set)  # a delivery that was sent again is there twice
-    files = files_of(settings, job, since, timeline.problems)
+    files = _files_of(settings, job, since, timeline.problems)
     for path in files:
         try:
             found = read(path)
@@ -167,7 +167,7 @@ def _listed(root: Path) -> list[Path]:
         raise KcoordError(f"{root}: it cannot be read: {error.strerror}") from error
 
 
-def files_of(settings: Settings, job: str, since: float, problems: list[str]) -> list[Path]:
+def _files_of(settings: Settings, job: str, since: float, problems: list[str]) -> list[Path]:
     """The files that were written after `since`. The store's copy of a file counts only if this node has the file no more."""
     found: dict[str, Path] = {}
     for root in span_files.roots(settings.store_root, settings.local_dir):

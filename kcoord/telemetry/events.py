@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,17 +55,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as(log_format: str) -> None:
-    """Log in this format from now on. ``json`` also logs Python's warnings and an error that ends the process."""
-    if log_format != "json":
-        return
-    logging.captureWarnings(True)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter())
-    sys.excepthook = _log_uncaught
-
-
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("kcoord").critical("the process ends: %s", error, exc_info=(kind, error, trace))
+    """Log in this format from now on."""
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
 
 
 class Notices:

@@ -29,7 +29,7 @@ def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--", *, i
     if settings.disable:
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
-    settings = _bounded(lambda: _checked_secrets(settings), files, settings)
+    settings = bounded(lambda: _checked_secrets(settings), files, settings)
     try:
         check_directories(settings)
     except UnusableLocalDir as error:
@@ -79,10 +79,10 @@ def _open_store(settings: Settings) -> None:
         trust = Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")
         Store(root, trust, creates=settings.store_create).open()
 
-    _bounded(attempt, f"KCOORD_STORE={settings.store}", None)
+    bounded(attempt, f"KCOORD_STORE={settings.store}", None)
 
 
-def _bounded(work: Callable[[], T], subject: str, otherwise: T) -> T:
+def bounded(work: Callable[[], T], subject: str, otherwise: T) -> T:
     """The result of `work`, in a thread: a file system that hangs is a warning, and the job starts. Raises what `work` raises."""
     working = in_daemon(work)
     if wait({working}, timeout=_PATIENCE).done:

@@ -25,12 +25,13 @@ def job_name(settings: Settings, given: str | None = None) -> str:
     return uuid.uuid4().hex[:12]
 
 
-def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, str]:
+def rank_environment(settings: Settings, *, spawn: bool = False, has_kcoord: bool = True) -> dict[str, str]:
     """The settings for ranks, without secrets.
 
+    `has_kcoord`: as `kcoord.backends.registry.child_environ` has it.
     `spawn`: ranks may start an agent, because the agent that was found is another launcher's and may end before they do.
     """
-    environment = child_environ(settings, os.environ) | settings.to_environ(without=SECRETS)
+    environment = child_environ(settings, os.environ, has_kcoord=has_kcoord) | settings.to_environ(without=SECRETS)
     environment[variable("spawn")] = str(int(spawn))
     if settings.key_name is not None:
         environment[variable("trust_keys")] = settings.key_name

@@ -9,10 +9,12 @@ from dataclasses import replace
 from types import FrameType
 
 from kcoord.packs.automatic import of_command
-from kcoord.ranks import ranks_of
+from kcoord.ranks import nodes_of, ranks_of
 from kcoord.settings import Settings, variable
+from kcoord_launch.borrowing import borrow
 from kcoord_launch.console import say
 from kcoord_launch.environment import job_name, with_variables
+from kcoord_launch.interpreter import has_kcoord, interpreter_of, is_this_one
 from kcoord_launch.supervise import supervised
 
 _FIRST_OF_SLURMS_OWN = 0xFFFFFFF0  # numbers of steps that are none of srun's: the batch script, an interactive shell
@@ -28,10 +30,17 @@ def run(settings: Settings, command: list[str]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.disable:
         return _run(command, {**os.environ, variable("disable"): "1"})
+    borrow(settings)
     if settings.profile is None:
         # None: each process finds its own
         settings = replace(settings, profile=of_command(command, ranks_of().world or 0))
-    with supervised(settings, job_name(settings)) as extra:
+    interpreter = interpreter_of(command)
+    is_ours = is_this_one(interpreter)
+    if interpreter and not is_ours and not has_kcoord(interpreter):
+        say(
+            f"{interpreter} has no kcoord, so its kernels are not shared: pip install kcoord there, or use another Python"
+        )
+    with supervised(settings, job_name(settings), nodes=nodes_of(), has_kcoord=is_ours) as extra:
         return _run(command, with_variables(extra))
 
 

@@ -29,12 +29,13 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.figures import summary
+from kcoord.telemetry.figures import summary, troubles
 from kcoord_launch.console import say
 from kcoord_launch.environment import rank_environment
 
 _STOP_TIMEOUT = 20.0  # seconds
 _MOST_RESTARTS = 20  # of agents that end early
+_MOST_TROUBLES = 3  # lines before the last one
 _EARLY = 60.0  # seconds; an agent that ends later says nothing about the next one
 
 
@@ -188,20 +189,24 @@ class Supervisor:
 
 
 @contextmanager
-def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterator[dict[str, str]]:
+def supervised(
+    settings: Settings, job: str, *, nodes: int = 1, has_kcoord: bool = True, sums_up: bool = True
+) -> Iterator[dict[str, str]]:
     """Run an agent for the block; yields the variables of the ranks. Prints a summary at the end, if it `sums_up`.
 
+    `nodes`: the number of nodes of the job. `has_kcoord`: see `rank_environment`.
     A failure is one line, and the job runs without kcoord: then the variables turn it off.
     """
+    launched = time.time()
     settings = replace(settings, job=job, socket=settings.socket_path)
     if not settings.spawn:  # a sidecar or a service starts the agent, and restarts it
         if why := await_agent(settings, settings.agent_timeout):
             say(f"{why}; none is started (KCOORD_SPAWN=0), and ranks compile for themselves until there is one")
         try:
-            yield rank_environment(settings)
+            yield rank_environment(settings, has_kcoord=has_kcoord)
         finally:
             if sums_up:
-                _say_summary(settings, job)
+                _say_summary(settings, job, nodes, launched)
         return
     supervisor = Supervisor(settings)
     failure: Exception | None = None
@@ -214,25 +219,34 @@ def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterato
         yield {variable("disable"): "1"}
         return
     try:
-        yield rank_environment(settings, spawn=not supervisor.owns_agent)
+        yield rank_environment(settings, spawn=not supervisor.owns_agent, has_kcoord=has_kcoord)
     finally:
         try:
             if supervisor.leave() and sums_up:
-                _say_summary(settings, job)
+                _say_summary(settings, job, nodes, launched)
         finally:
             supervisor.stop()
 
 
-def _say_summary(settings: Settings, job: str) -> None:
+def _say_summary(settings: Settings, job: str, nodes: int, launched: float) -> None:
+    """At most `_MOST_TROUBLES` lines about what went wrong, and the last line, whose form is fixed."""
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
         stats = client.stats(job)
-    if stats is not None:
-        found = stats["figures"]
-        more = f"; more: kcoord report {shlex.quote(job)}" if found["requests"] else ""
-        say(f"this node: {summary(found)}{more}")
-        compiled, seconds = found["compiles"], found["compile_seconds"]
-        if compiled and settings.store is None and (why := why_temporary(settings.local_dir)):
-            say(
-                f"they stay in {settings.local_dir}, as {why}; a job that finds another directory there compiles them again, in "
-                f"{seconds:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or KCOORD_STORE"
-            )
+    if stats is None:
+        return
+    found, report = stats["figures"], f"kcoord report {shlex.quote(job)}"
+    lines = troubles(found)
+    if found["compiles"] and settings.store is None and nodes > 1:
+        lines.append("each node compiled for itself: set KCOORD_STORE to a directory that all nodes share")
+    elif found["compiles"] and settings.store is None and (why := why_temporary(settings.local_dir)):
+        lines.append(
+            f"the kernels stay in {settings.local_dir}, as {why}; a job that finds another directory there compiles them "
+            f"again, in {found['compile_seconds']:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or "
+            "KCOORD_STORE"
+        )
+    for line in lines[:_MOST_TROUBLES]:
+        say(line)
+    if more := len(lines[_MOST_TROUBLES:]):
+        say(f"… and {more} more: {report}")
+    where = "this node: " if nodes > 1 else ""
+    say(f"{where}{summary(found, launched)}" + (f"; {report}" if found["requests"] else ""))

@@ -15,9 +15,11 @@ from kcoord.errors import SettingsError
 from kcoord.packs.automatic import of_module, of_script
 from kcoord.settings import unknown_variables, variable
 from kcoord_launch.arguments import FLAGS, add_flags, early_arguments
+from kcoord_launch.borrowing import borrow
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import applied, job_name
+from kcoord_launch.interpreter import interpreter_of, is_this_one
 from kcoord_launch.pool import most_nodes, pool_beside, ranks_of_node
 from kcoord_launch.supervise import supervised
 
@@ -44,9 +46,14 @@ def main(argv: list[str] | None = None) -> int:
         with applied({variable("disable"): "1"}):
             _launch(args)
         return 0
+    borrow(settings)
     if settings.profile is None:
         settings = replace(settings, profile=_profile(args))
-    with supervised(settings, job_name(settings, args.rdzv_id)) as environment, pool_beside(args, environment):
+    job = job_name(settings, args.rdzv_id)
+    with (
+        supervised(settings, job, nodes=most_nodes(args), has_kcoord=_has_kcoord(args)) as environment,
+        pool_beside(args, environment),
+    ):
         args = _parsed(argv)
         with applied(environment):
             _launch(args)
@@ -83,6 +90,10 @@ def _profile(args: Any) -> str:
     """The name of the job's profile, by what it runs."""
     ranks = ranks_of_node(args) * most_nodes(args)
     return (of_module if args.module else of_script)(args.training_script, ranks)
+
+
+def _has_kcoord(args: argparse.Namespace) -> bool:
+    return not args.no_python or is_this_one(interpreter_of([args.training_script]))
 
 
 def _launch(args: argparse.Namespace) -> None:

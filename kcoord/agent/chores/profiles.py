@@ -110,8 +110,9 @@ class Profiles:
         return await self._thread.run(self._latest)
 
     async def bring(self, _: Connection, __: int, message: messages.Profile) -> messages.ProfileState:
-        """The state of a profile on this node. Where signatures are required, the part that verifies is copied here: `checked`
-        says that ranks are to read it here, and not in the store. `late`: not within `patience` seconds, ask again.
+        """The state of a profile on this node. For a process that sees no store it is copied here. Where signatures are required,
+        the part that verifies is: `checked` says that ranks are to read it here, and not in the store. `late`: not within
+        `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
         """
@@ -121,7 +122,7 @@ class Profiles:
         except ValueError as error:
             raise ProtocolError(f"no profile can be called {name[:80]!r}: {error}") from error
         late = False
-        if self._trust.required and len(self._roots) > 1:
+        if len(self._roots) > 1 and (self._trust.required or not message.sees_store):
             copy = self._copies.get(name)
             if copy is None:
                 copy = self._copies[name] = asyncio.ensure_future(self._thread.run(functools.partial(self._copy, name)))

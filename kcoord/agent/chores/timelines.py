@@ -91,6 +91,11 @@ class Timelines:
         """By job, its figures on this node; of the jobs that delivered last."""
         return {job: self._figures[job].read() for job in list(self._figures)[-most:]}
 
+    def last_ready(self, job: str) -> float:
+        """The moment of the last kernel of `job` on this node, in Unix seconds; 0 if there was none."""
+        found = self._figures.get(job)
+        return 0.0 if found is None else found.ready
+
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:
         """The process `who` ended while it compiled `name`, which is ``backend:kernel``, for so long."""
         backend, _, kernel = name.partition(":")
@@ -207,6 +212,8 @@ class Timelines:
             if not there.is_dir():
                 make_below(there)
             replace_file(there / path.name, content, store / LAYOUT / "staging", store)
+        except FileNotFoundError:  # so is the store, which the agent tells
+            return False
         except OSError as caught:
             error = store_error(caught, there)
             self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))

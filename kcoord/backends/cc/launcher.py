@@ -10,6 +10,7 @@ from pathlib import Path
 from kcoord.backends.cc.adapter import Compile, CompilerFailed, backend, status_of
 from kcoord.backends.cc.command import understood
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.backends.toolchains import SharedHeaderLists
 from kcoord.interruption import let_through
 from kcoord.keys.tools import commands
 
@@ -34,9 +35,10 @@ def _request(line: Sequence[str]) -> Compile | None:
     command = understood(line) if coordinator is not None else None
     if coordinator is None or command is None:
         return None
+    lists = SharedHeaderLists(coordinator)
     here, names = coordinator.settings.local_dir, command.names_places
     try:
-        inputs = commands.inputs_of([command.canonical], [command.source], Path.cwd(), here, names)
+        inputs = commands.inputs_of([command.canonical], [command.source], Path.cwd(), here, names, lists)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None  # the compiler reports it itself
     return Compile(command, inputs)

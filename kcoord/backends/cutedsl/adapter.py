@@ -74,6 +74,16 @@ class CuTeDSLBackend(MLIRBackend):
             "abi": host_abi(),
         }
 
+    def trial(self) -> int:
+        from cutlass import cute
+
+        @cute.jit
+        def nothing():  # type: ignore[no-untyped-def]
+            pass
+
+        cute.compile(nothing, no_jit_engine=True, options="--gpu-arch=sm_90a")
+        return 1
+
 
 @functools.lru_cache(maxsize=1)
 def packages() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from kcoord.keys.packages import Owner, identity_of, owner_of
 
 _ROCM = ("ROCM_PATH", "ROCM_ROOT", "ROCM_HOME")
 _DEFAULT = "/opt/rocm"
+_TRIED = "rocdl-attach-target{chip=gfx942},gpu-module-to-binary{format=fatbin}"
 _CHIP = re.compile(r"\brocdl-attach-target\{[^}]*\bchip=(\w+)")
 
 
@@ -70,6 +71,15 @@ class FlyDSLBackend(MLIRBackend):
         found = (libraries,) if libraries.is_dir() else ()
         checkout = (Path(flydsl.__file__).parent,) if owner_of("flydsl") is Owner.PROJECT else ()
         return tuple(map(str, (*found, *checkout)))
+
+    def trial(self) -> int:
+        """Passes over a module without kernels, which needs no ROCm."""
+        from flydsl._mlir import ir, passmanager
+
+        with ir.Context():
+            module = ir.Module.parse("func.func @nothing() { return }")
+            passmanager.PassManager.parse(f"builtin.module({_TRIED})").run(module.operation)
+        return 1
 
 
 backend = FlyDSLBackend()

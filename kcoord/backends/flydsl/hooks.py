@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import version
 
 from kcoord.backends import mlir
@@ -10,17 +9,13 @@ from kcoord.backends.flydsl import conditions, llvm_options
 from kcoord.backends.flydsl.adapter import backend
 from kcoord.backends.reliances import Part
 
-KERNELS = Part(
-    "flydsl",
-    "flydsl",
-    "kernels",
-    {
-        **mlir.CALLS,
-        **dict.fromkeys(
-            ("utils.env:runtime.enable_cache", "utils.env:compile.llvm_dir", "utils.env:compile.compile_only"), ""
-        ),
-    },
-)
+KERNELS = Part("flydsl", "flydsl", "kernels", {
+    **mlir.CALLS,
+    **llvm_options.CALLS,
+    "utils.env:compile.compile_only": "",
+    "utils.env:compile.llvm_dir": "",
+    "utils.env:runtime.enable_cache": "",
+})  # fmt: skip
 
 
 def hook() -> None:
@@ -32,5 +27,6 @@ def hook() -> None:
 
     if tuple(map(int, version("flydsl").split(".")[:2])) < conditions.KEYS_ITS_TRACES:
         conditions.switch_off_own_cache(env)
-    llvm_options.watch(sys.modules.get("flydsl._mlir._mlir_libs._mlirDialectsFly"))
+    for name in llvm_options.CALLS:
+        KERNELS.wrap(name, llvm_options.noting)
     mlir.hook(PassManager, backend)

@@ -5,26 +5,23 @@ They change code, and LLVM does not list them: they are noted as they are set.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_SETTERS = ("set_llvm_option_bool", "set_llvm_option_int", "set_llvm_option_str")
+from kcoord.backends.wrapping import wraps
+
+CALLS = {f"_mlir._mlir_libs._mlirDialectsFly:set_llvm_option_{kind}": "" for kind in ("bool", "int", "str")}
+"""Functions in C++, and so without signatures. Each returns the value of before."""
 _before: dict[str, Any] = {}
 _now: dict[str, Any] = {}
 
 
-def watch(library: Any) -> None:
-    """Note each option that is set from now on. `library` is FlyDSL's, in C++."""
-    for name in _SETTERS:
-        if hasattr(library, name):
-            setattr(library, name, _noting(getattr(library, name)))
+def noting(native: Any) -> Callable[..., Any]:
+    """One of `CALLS`, which notes each option that is set from now on."""
 
-
-def _noting(native: Any) -> Any:
-    @functools.wraps(native)
-    def set_option(name: str, value: Any) -> Any:
-        before = native(name, value)
+    @wraps(native)
+    def set_option(name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        before = native(name, value, *args, **kwargs)
         _before.setdefault(name, before)
         _now[name] = value
         return before

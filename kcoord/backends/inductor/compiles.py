@@ -39,6 +39,12 @@ def innermost() -> OpenCompile | None:
     return _open.all[-1] if _open.all else None
 
 
+def gpu() -> int | None:
+    """The GPU that the innermost unit or graph is on, if its entries serve other GPUs, too."""
+    found = innermost()
+    return found.gpu if found is not None else None
+
+
 @contextlib.contextmanager
 def passing_over(passes: bool) -> Iterator[None]:
     """With `passes`, a unit in this block raises `Passed` if another rank compiles it now."""
@@ -59,15 +65,18 @@ def leading() -> OpenCompile | None:
 class OpenCompile:
     """One unit or graph, while torch compiles or loads it. A context manager.
 
-    `problem`: why it is not shared. `given`: the entries that a lookup may answer with. `made`: what torch has written since.
+    `problem`: why it is not shared. `gpu`: as the function `gpu`. `given`: the entries that a lookup may answer with. `made`:
+    what torch has written since. `looked_up`: torch has looked into its cache of this kind.
     """
 
     kind: str
     problem: str = ""
+    gpu: int | None = None
     given: Entries = field(default_factory=dict)
     asked: Entry | None = None
     compilation: Compilation | None = None
     made: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    looked_up: bool = False
 
     @property
     def leads(self) -> bool:

@@ -116,17 +116,23 @@ def subclasses(graph: Any, inputs: Iterable[Any]) -> set[type]:
     """The classes of a unit's tensors that AOTAutograd traces through: of inputs, weights and intermediate values."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+    return {type(value) for value in values(graph, inputs) if is_traceable_wrapper_subclass(value)}
+
+
+def values(graph: Any, inputs: Iterable[Any]) -> Iterator[Any]:
+    """Inputs, weights and intermediate values of a unit, with the tensors that a tensor is made of."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
     weights = (*graph.parameters(), *graph.buffers()) if hasattr(graph, "parameters") else ()
     pending = [*inputs, *weights, *(node.meta.get("example_value") for node in _nodes(graph))]
-    found: set[type] = set()
     while pending:
         value = pending.pop()
         if isinstance(value, (tuple, list)):
             pending += value
-        elif is_traceable_wrapper_subclass(value):
-            found.add(type(value))
+        else:
+            yield value
+        if is_traceable_wrapper_subclass(value):
             pending += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-    return found
 
 
 def enters_autocast(node: Any) -> bool:

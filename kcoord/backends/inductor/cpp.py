@@ -7,10 +7,7 @@ in its place under a file lock, and may be at it in a process without kcoord. He
 from __future__ import annotations
 
 import copy
-import functools
-import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,19 +69,15 @@ class CppBackend(Backend[Build, None]):
         return "cpp"  # torch's own name is a hash of paths, too
 
     def factors(self, request: Build) -> Mapping[str, Any]:
-        """Headers that torch precompiles count by their content, as those of extensions do."""
+        """Torch's headers count by torch's release, as in torch's own keys."""
         import torch
 
-        local_dir = connect().settings.local_dir
         try:
             sources = [path.read_bytes() for path in request.sources]
-            headers = [_headers(*each, local_dir) for each in map(_precompiled, request.builders) if each is not None]
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # torch reports a cache directory that is missing or another user's
-            raise KeyFactorError(f"a source or a header of it cannot be read: {error}") from None
+        except OSError as error:  # torch reports a cache directory that is missing or another user's
+            raise KeyFactorError(f"a source of it cannot be read: {error}") from None
         return {
             "sources": sources,
-            "headers": headers,
             "commands": list(_commands(request)),
             "torch": (str(torch.__version__), torch.version.git_version),
             "cpu": cpu_features(),  # -march=native
@@ -99,7 +92,7 @@ class CppBackend(Backend[Build, None]):
 
     def compile(self, request: Build, staging: Path) -> Any:
         with tempfile.TemporaryDirectory(dir=staging) as directory:
-            builders = _moved(request.builders, Path(directory))
+            builders = _moved(_with_headers(request.builders), Path(directory))
             try:
                 for builder in builders:
                     builder.build()
@@ -125,12 +118,34 @@ class CppBackend(Backend[Build, None]):
 backend = CppBackend()
 
 
+class UncompiledHeader(str):
+    """A header that torch would precompile before it looks for the library, on a node that builds nothing, too.
+
+    It is empty, so that builders leave it out; ``_with_headers`` compiles it for those that build. `asked` is torch's call.
+    """
+
+    asked: tuple[tuple[Any, ...], dict[str, Any]]
+
+
 def hook() -> None:
-    """Replace torch's function. Idempotent."""
+    """Replace torch's functions. Idempotent."""
     from torch._inductor import codecache
 
     build.__wrapped__ = _native()  # type: ignore[attr-defined]
     codecache._worker_compile_cpp = build
+    precompile_later.__wrapped__ = _native_header()  # type: ignore[attr-defined]
+    codecache._precompile_header = precompile_later
+
+
+def precompile_later(header: str, hashable_cmd_line: str, *args: Any, **kwargs: Any) -> str:
+    """As torch's ``_precompile_header``, and compiles nothing yet."""
+    asked = (header, hashable_cmd_line, *args), kwargs
+    if kwargs.get("aot_mode"):  # its libraries are built without `build`
+        found: str = _native_header()(*asked[0], **kwargs)
+        return found
+    later = UncompiledHeader()
+    later.asked = asked
+    return later
 
 
 def _native() -> Any:
@@ -138,6 +153,23 @@ def _native() -> Any:
     from torch._inductor import codecache
 
     return getattr(build, "__wrapped__", codecache._worker_compile_cpp)
+
+
+def _native_header() -> Any:
+    from torch._inductor import codecache
+
+    return getattr(precompile_later, "__wrapped__", codecache._precompile_header)
+
+
+def _with_headers(builders: Sequence[Any]) -> list[Any]:
+    """Copies of `builders` that read the headers precompiled, as torch's do: once on this node."""
+    copies = [copy.copy(builder) for builder in builders]
+    for each in copies:
+        header = getattr(each._build_option, "precompiled_header", None)
+        if isinstance(header, UncompiledHeader):
+            args, kwargs = header.asked
+            each._include_dirs_args = f"-include {_native_header()(*args, **kwargs)} {each._include_dirs_args}"
+    return copies
 
 
 def build(lock_path: str, cpp_builders: Sequence[Any], *args: Any, **kwargs: Any) -> None:
@@ -149,27 +181,11 @@ def build(lock_path: str, cpp_builders: Sequence[Any], *args: Any, **kwargs: Any
         backend.obtain(request, lambda: _build(request))
 
 
-def _precompiled(builder: Any) -> tuple[str, tuple[str, ...]] | None:
-    """The header that a build reads compiled, and the command that compiles it."""
-    header = getattr(builder._build_option, "precompiled_header", None)
-    if header is None:
-        return None
-    flags = shlex.split(builder._definitions_args + builder._cflags_args + builder._include_dirs_args)
-    return header, (builder._compiler, *(each for each in flags if each not in ("-include", header)), "-c", header)
-
-
-@functools.lru_cache(maxsize=64)
-def _headers(header: str, command: tuple[str, ...], local_dir: Path) -> tuple[str, ...]:
-    """The digests of `header` and of what it includes, which torch, too, looks at once in a process."""
-    return commands.inputs_of([command], [header], Path(header).parent, local_dir).files
-
-
 def _commands(request: Build) -> Iterator[str]:
     """The commands with the names of compilers, and with numbers for files: torch's names are hashes of paths, too."""
     from torch._inductor.codecache import cache_dir
 
     files = [*map(str, request.sources), *(builder.get_target_file_path() for builder in request.builders)]
-    files += [header for header, _ in filter(None, map(_precompiled, request.builders))]
     numbers = {name: f"{number}{Path(name).suffix}" for number, name in enumerate(dict.fromkeys(files))}
     for builder in request.builders:
         words = builder.get_command_line().removeprefix(builder._compiler).split()
@@ -190,7 +206,7 @@ def _is_there(request: Build) -> bool:
 
 def _build(request: Build) -> None:
     """Build in torch's own place, as torch does."""
-    _native()(request.lock, request.builders)
+    _native()(request.lock, _with_headers(request.builders))
 
 
 def _moved(builders: Sequence[Any], directory: Path) -> list[Any]:

@@ -19,11 +19,12 @@ from torch._guards import TracingContext
 from torch._inductor.runtime.runtime_utils import triton_cache_dir
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, place, tuning
+from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, moving, place, probes, tuning
+from kcoord.backends.inductor.adapter import backend
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
 from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
-from kcoord.backends.reliances import Part
+from kcoord.backends.reliances import Part, Tripwire
 from kcoord.backends.wrapping import wraps
 from kcoord.files.atomic import locked
 from kcoord.ranks import ranks_of
@@ -31,18 +32,28 @@ from kcoord.ranks import ranks_of
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
 _UNIT_KEY = "a"  # what torch's keys of units begin with
+_TOOK = "forward_time_taken_ns", "backward_time_taken_ns", "_time_taken_ns"  # of torch's entries of both kinds
 _LOOKUP = "cls key local remote_cache evaluate_guards hints"
 _AOT, _TUNER = "_functorch._aot_autograd", "_inductor.runtime.triton_heuristics:CachingAutotuner"
 Table = Mapping[str, tuple[str, Callable[..., Any] | None]]
 
-BUILDS = Part("inductor", "torch", "C++ builds", {"_inductor.codecache:_worker_compile_cpp": "lock_path cpp_builders"})
+BUILDS = Part(
+    "inductor", "torch", "C++ builds",
+    {
+        "_inductor.codecache:_worker_compile_cpp": "lock_path cpp_builders",
+        "_inductor.codecache:_precompile_header": "header hashable_cmd_line ...",
+    },
+)  # fmt: skip
 
 
 def hook() -> None:
     """Idempotent."""
     if _wrap(UNITS, _UNITS):
         _wrap(OVERLAP, _OVERLAP)  # for units alone
+        if moving.may_hook():
+            _wrap(MOVING, _MOVING)
     _wrap(TUNING, _TUNING)
+    _wrap(PROBES, _PROBES)
     if BUILDS.holds():
         cpp.hook()
 
@@ -73,9 +84,12 @@ def _wrapped(wrapper: Callable[..., Any], native: Callable[..., Any]) -> Callabl
 
 def _unit(native: Callable[..., Any], aot: Any, gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """As ``AotAutograd.__call__``."""
-    _tell_of_devices(example_inputs)
     place.look()
-    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, _problem(UNIT, gm, example_inputs)):
+    problem = _problem(UNIT, gm, example_inputs)
+    gpu = None if problem else moving.gpu_of(gm, example_inputs)
+    if gpu is None:
+        _tell_of_devices(example_inputs)
+    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, problem, gpu):
         return native(aot, gm, example_inputs, *args, **kwargs)
 
 
@@ -93,7 +107,8 @@ def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> An
     if compiles.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
     place.look()
-    with _tagged(), _told_apart(), OpenCompile(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
+    problem = conditions.SPREAD if is_alone() else _problem(GRAPH, gm)
+    with _tagged(), _told_apart(), OpenCompile(GRAPH, problem, compiles.gpu()):  # the GPU of its unit
         return native(gm, *args, **kwargs)
 
 
@@ -148,10 +163,19 @@ def _lookup(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    open_compile = compiles.innermost()
+    if open_compile is not None and open_compile.kind == kind:
+        open_compile.looked_up = True
+    begun = time.perf_counter()
     found = native(key, local, remote_cache, evaluate_guards, hints, *args, **kwargs)
-    if found[0] is not None:
-        return found
-    return _looked_up(kind, key, evaluate_guards, hints) or found
+    is_torchs = found[0] is not None
+    if not is_torchs:
+        found = _looked_up(kind, key, evaluate_guards, hints) or found
+    if found[0] is not None and moving.moved(kind, found[0]) is None:
+        return None, None, {"cache_status_detailed": "full_miss"}
+    if is_torchs:
+        _count(kind, key, hints, found[0], begun)
+    return found
 
 
 @fails_open(lambda *arguments: None)
@@ -160,16 +184,29 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
     if open_compile is None:
         return None
     if open_compile.kind == kind and open_compile.asked is None:
-        if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
-            open_compile.problem = _told(UNIT, "torch has drawn its key at random")
-        open_compile.ask(
-            Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), open_compile.problem)
-        )
+        open_compile.ask(_asked(open_compile, key, hints))
     for content in open_compile.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
             return entry, content, {"cache_status_detailed": "hit"}
     return None
+
+
+@fails_open(lambda *arguments: None)
+def _count(kind: str, key: str, hints: list[int], found: Any, begun: float) -> None:
+    """Torch's own cache had the unit or graph that is asked for."""
+    open_compile = compiles.innermost()
+    if open_compile is not None and open_compile.kind == kind and open_compile.asked is None:
+        open_compile.asked = _asked(open_compile, key, hints)
+        saved = sum(getattr(found, name, None) or 0 for name in _TOOK) / 1e9
+        backend.loaded_natively(open_compile.asked, saved, begun)
+
+
+def _asked(open_compile: OpenCompile, key: str, hints: list[int]) -> Entry:
+    kind = open_compile.kind
+    if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
+        open_compile.problem = _told(UNIT, "torch has drawn its key at random")
+    return Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), open_compile.problem)
 
 
 def _donated() -> tuple[int, ...]:
@@ -201,7 +238,12 @@ def _recording(
     _record(artifact_type, key, content)
 
 
-_record = fails_open(lambda *arguments: None)(compiles.record)
+@fails_open(lambda *arguments: None)
+def _record(kind: str, key: str, content: Any) -> None:
+    compiles.record(kind, key, content)
+    open_compile = compiles.innermost()
+    if open_compile is not None and open_compile.kind == kind and not open_compile.looked_up:
+        UNSEEN.trip()
 
 
 def _emit(native: Callable[..., Any], bundle: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +271,6 @@ def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
 # By name, the call and the wrapper.
 
 _UNITS: Table = {
-    "_dynamo.backends.common:AotAutograd.__call__": ("self gm example_inputs", _unit),
     f"{_AOT}.autograd_cache:AOTAutogradCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, UNIT)),
     f"{_AOT}.autograd_cache:check_node_safe": ("node", _check_node),
     f"{_AOT}.graph_compile:_aot_stage2b_bw_compile": ("aot_config= ...", _backward_with_forward),
@@ -237,15 +278,23 @@ _UNITS: Table = {
     f"{_AOT}.schemas:AOTConfig.force_non_lazy_backward_lowering": ("", None),
     "_inductor.codecache:FxGraphCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, GRAPH)),
     "_inductor.codecache:FxGraphCache.prepare_key": ("", _keyed),
-    "_inductor.compile_fx:_compile_fx_inner": ("gm ...", _graph),
     "_inductor.runtime.autotune_cache:AutotuneCache._setup_local_cache": ("", tuning.in_our_cache),
     "_inductor.runtime.autotune_cache:AutotuneCache.__setstate__": ("", tuning.in_our_cache),
     "_inductor.triton_bundler:TritonBundler.read_and_emit": ("bundle", _emit),
     "compiler._cache:CacheArtifactManager.record_artifact": ("cls artifact_type key content", _recording),
+    # last: a compile that these see begin meets all others
+    "_dynamo.backends.common:AotAutograd.__call__": ("self gm example_inputs", _unit),
+    "_inductor.compile_fx:_compile_fx_inner": ("gm ...", _graph),
 }
 _OVERLAP: Table = {
     "_dynamo.backends.distributed:SubmodCompiler.__init__": ("self module compiler ...", ddp.made),
     "_dynamo.backends.distributed:SubmodCompiler.run_node": ("self n", ddp.run_node),
+}
+_MOVING: Table = {
+    "_inductor.async_compile:CompiledTritonKernels.key": ("kernel_src", None),
+    "_inductor.codecache:FxGraphCachePickler.dumps": ("self obj", moving.key_content),
+    "_inductor.codecache:PyCodeCache.write": ("cls source_code", None),
+    "storage:_load_from_bytes": ("b", moving.storage),
 }
 _TUNING: Table = {
     "_inductor.async_compile:AsyncCompile.wait": ("self scope", tuning.kernels_ready),
@@ -254,5 +303,13 @@ _TUNING: Table = {
     f"{_TUNER}.coordinate_descent_tuning": ("self ...", tuning.descended),
     "_inductor.runtime.coordinate_descent_tuner:CoordescTuner.autotune": ("self func baseline_config", tuning.descent),
 }
+_PROBES: Table = {
+    "_inductor.cpu_vec_isa:VecISA.check_build": ("self code", probes.check_build),
+    "_inductor.cpu_vec_isa:VecISA.build_arch_flags": ("self", None),
+    "_inductor.cpu_vec_isa:VecISA.build_macro": ("self", None),
+    "_inductor.cpp_builder:get_cpp_compiler": ("", None),
+}
 UNITS, OVERLAP = _part("units and graphs", _UNITS), _part("overlap of DDP's buckets", _OVERLAP)
-TUNING = _part("tuning", _TUNING)
+UNSEEN = Tripwire(UNITS, "it keeps compiles that it has not looked up where kcoord answers")
+MOVING, TUNING = _part("graphs of other GPUs", _MOVING), _part("tuning", _TUNING)
+PROBES = _part("probes of the processor", _PROBES)

@@ -35,7 +35,8 @@ def hook(generation: Any, jit: Any, tensor: Any, symbol: Any) -> None:
 
     @wraps(store)
     def cache_source(source: str, *args: Any, **kwargs: Any) -> Path:
-        return _stored(generation.CACHE_DIR, source) or store(source, *args, **kwargs)
+        path = None if args or kwargs else _stored(generation.CACHE_DIR, source)
+        return path or store(source, *args, **kwargs)
 
     @wraps(load)
     def import_from_path(module_name: str, file_path: str, *args: Any, **kwargs: Any) -> Any:

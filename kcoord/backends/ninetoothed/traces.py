@@ -33,7 +33,6 @@ LIBRARIES = Part("ninetoothed", "ninetoothed", "kernels", {
     "generation:CACHE_DIR": "",
     "generation:CodeGenerator.__call__": "self _ _ _ _ _ max_num_configs= prettify=",
     "generation:cache_source": "source",
-    "generation:triton.knobs": "",
     "jit:import_from_path": "module_name file_path",
     "make:aot": "func= caller= kernel_name= output_dir= num_warps= num_stages= ...",
     "symbol:block_size._num_block_sizes": "",

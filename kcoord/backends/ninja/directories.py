@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
-from kcoord.backends.ninja.request import Library, inputs_of
-from kcoord.files.atomic import replace_file
+from kcoord.backends.ninja.request import Library, inputs_of, put
 from kcoord.keys.packages import identity_of
 
 Ninja = Callable[[Path, Path], None]
@@ -40,10 +39,7 @@ class Directory(Library):
         self.ninja(directory, directory / NAME)
 
     def load(self, directory: Path) -> None:
-        content = (directory / self.file).read_bytes()
-        if not self.target.exists() or self.target.read_bytes() != content:  # other ranks may have it mapped
-            replace_file(self.target, content)
-            self.target.chmod(0o755)
+        put(directory / self.file, self.target)
 
     def factors(self) -> Mapping[str, Any]:
         return {"package": identity_of(self.package)}

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
-from kcoord.backends.ninja.request import Library, inputs_of
+from kcoord.backends.ninja.request import Library, inputs_of, put
+from kcoord.interruption import let_through
 from kcoord.keys.tools.commands import Inputs
 
 LISTS = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths")
@@ -77,6 +78,19 @@ class Extension(Library):
         return self.inputs.unchanged(self.copied)
 
     def load(self, directory: Path) -> Any:
+        """Put the library into torch's own directory, where other programs look for it, and load it from there.
+
+        From `directory` if torch's takes no files, or if this process has loaded another one of that name: Python knows a
+        library by its path.
+        """
+        try:
+            put(directory / self.file, self.place / self.file)
+        except OSError as error:
+            let_through(error)
+            return self.load_from(directory)
+        return self.load_from(directory if self.name in loaded else self.place)
+
+    def load_from(self, directory: Path) -> Any:
         from torch.utils import cpp_extension
 
         loaded[self.name] = self.inputs.files, directory

@@ -78,7 +78,7 @@ def _hook_extensions(cpp_extension: Any) -> None:
             return compile()
         files, place = extensions.loaded.get(request.name, ((), request.place))
         if files == request.inputs.files and (place / request.file).exists():
-            return request.load(place)
+            return request.load_from(place)
         return backend.obtain(request, functools.partial(_from, request, compile))
 
     @wraps(native_write)

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcoord.backends.toolchains import SharedHeaderLists
+from kcoord.files.atomic import replace_file
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
+from kcoord.rank.connect import connect
 
 _DIRECTORIES = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
 _LIBRARIES = (".a", ".o", ".so")
@@ -43,6 +46,14 @@ class Library(ABC):
         return {}
 
 
+def put(library: Path, target: Path) -> None:
+    """Make `target` a copy of `library`, whole, and only if it differs: other ranks may have it mapped. Raises OSError."""
+    content = library.read_bytes()
+    if not target.exists() or target.read_bytes() != content:
+        replace_file(target, content)
+        target.chmod(0o755)
+
+
 def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str]:
     """The inputs of the ninja `file`, run in `directory`, and its last output.
 
@@ -60,7 +71,8 @@ def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str
             if _is_relative(flag, argument, made):
                 raise ValueError(f"{argument} is relative to the directory of the build")
     sources = sorted({edge["file"] for edge in edges if not edge["file"].endswith(".o")})
-    return commands.inputs_of(built, sources, directory, local_dir), str(edges[-1]["output"])
+    lists = SharedHeaderLists(connect())
+    return commands.inputs_of(built, sources, directory, local_dir, lists=lists), str(edges[-1]["output"])
 
 
 def _is_relative(flag: str, argument: str, made: set[str]) -> bool:

@@ -7,5 +7,5 @@ COMPILER = Compiler(
     "kcoord.backends.tilelang.adapter:backend",
     # after torch, which may install kcoord, and after all that is hooked
     modules={"tilelang.autotuner": "kcoord.backends.tilelang.hooks"},
-    packages={"tilelang": (0, 1, 14)},
+    packages={"tilelang": (0, 1, 12)},
 )

@@ -102,7 +102,7 @@ class TileLangBackend(Backend[Kernel, Any]):
             verbose=request.verbose,
             pass_configs=request.pass_configs,
             compile_flags=request.flags,
-            backend_context=request.context,
+            **({} if request.context is None else {"backend_context": request.context}),
         )
         self._save(request, kernel, staging)
         return kernel
@@ -138,7 +138,7 @@ class TileLangBackend(Backend[Kernel, Any]):
             device_kernel_source=CachedTextSource(text=(path / cache.device_kernel_path).read_text()),
             kernel_lib_path=str(path / cache.kernel_lib_path),
             kernel_params=_unpacked((path / cache.params_path).read_bytes()),
-            backend_context=request.context,
+            **_resolved(request),
             out_idx=request.out_idx,
             pass_configs=request.pass_configs,
             compile_flags=request.flags,
@@ -146,6 +146,13 @@ class TileLangBackend(Backend[Kernel, Any]):
 
 
 backend = TileLangBackend()
+
+
+def _resolved(request: Kernel) -> dict[str, Any]:
+    """The target and the way of execution, as this release of TileLang hands them on."""
+    if request.context is not None:
+        return {"backend_context": request.context}
+    return {"target": request.target, "target_host": request.host, "execution_backend": request.execution}
 
 
 def _packed(parameters: Any) -> bytes:

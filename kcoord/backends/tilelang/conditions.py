@@ -5,15 +5,15 @@ A kernel's own code (``T.import_source``) may include TileLang's templates, CUTL
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kcoord.backends.tilelang.request import Kernel
+from kcoord.backends.wrapping import wraps
 
 _EXECUTIONS = ("tvm_ffi", "cython")
 _CALLBACK = "tilelang_callback_"
@@ -35,21 +35,21 @@ _registered: set[str] = set()
 """Names of TileLang's callbacks that the script has registered."""
 
 
-def watch_callbacks() -> None:
-    """Note each callback that is registered from now on: TVM does not show the function behind a name."""
-    import tvm_ffi.core
+CALLS = {"core:_register_global_func": "_ _ _", ":get_global_func": "_ allow_missing="}
+"""Names of tvm_ffi. TVM does not show the function behind a name, so each registration is noted."""
 
-    core: Any = tvm_ffi.core
-    native = core._register_global_func
 
-    @functools.wraps(native)
-    def register_global_func(name: str, function: Any, override: bool) -> Any:
+def noting_callbacks(native: Any) -> Callable[..., Any]:
+    """`_register_global_func`, which notes each callback that is registered from now on."""
+
+    @wraps(native)
+    def register_global_func(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         is_own = str(getattr(function, "__module__", "")).startswith("tilelang.")  # in the key by TileLang's version
         if str(name).startswith(_CALLBACK) and not is_own:
             _registered.add(str(name))
-        return native(name, function, override)
+        return native(name, function, *args, **kwargs)
 
-    core._register_global_func = register_global_func
+    return register_global_func
 
 
 def reason_not_shared(request: Kernel) -> str:

@@ -52,9 +52,9 @@ def hook(tuner: Any) -> None:
         return found or key
 
     @functools.wraps(native_load)
-    def load_result(self: Any, key: Any) -> Any:
+    def load_result(self: Any, *args: Any, **kwargs: Any) -> Any:
         """TileLang calls it under a lock of all tuners: it must not wait."""
-        return vars(self).pop("_kcoord_result", None) or native_load(self, key)
+        return vars(self).pop("_kcoord_result", None) or native_load(self, *args, **kwargs)
 
     @functools.wraps(native_run)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ def _result(tuner: Any, content: bytes) -> Any:
     compile, _ = tuner._ensure_jit_functions()
     arguments = {name: config[name] for name in inspect.signature(tuner.fn).parameters if name in config}
     try:
-        kernel = compile(**arguments, **{_PASS_CONFIGS: config.get("pass_configs")})
+        kernel = compile(**arguments, **({_PASS_CONFIGS: configs} if (configs := config.get("pass_configs")) else {}))
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything
         let_through(error)
         notices.tell(f"the shared choice {config} does not compile here: {error}; this rank tunes for itself")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kcoord.backends.compiler import Compiler
-from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 
 MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
@@ -17,6 +16,11 @@ OLDEST = (3, 4)
 MODULES = "triton-module"
 """The name of the backend of the C modules that Triton builds."""
 OWN_KEY = "triton_key"
+
+
+def version_of(release: str) -> tuple[int, ...]:
+    """The first two numbers of ``3.9.0``."""
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in release.split(".")[:2])
 
 
 def base32(digest: str) -> str:
@@ -39,20 +43,11 @@ class _Triton(Compiler):
         chosen = environ.get("TRITON_CACHE_DIR")
         return {"TRITON_CACHE_DIR": Path(chosen)} if chosen else {}
 
-    def place(self, key: CacheKey) -> str | None:
-        """The place below the directory that `child_environ` gives Triton. A factor's text counts only if it has its digest."""
-        if key.backend == MODULES:
-            return f"{self.name}/{base32(key.digest)}"
-        stated = next((f.text for f in key.factors if f.name == OWN_KEY), None)
-        if key.backend != self.name or stated is None:
-            return None
-        holds = key.digest == CacheKey.of(self.name, key.name, **{OWN_KEY: stated}).digest
-        return f"{self.name}/{stated}" if holds else None
-
 
 COMPILER = _Triton(
     "triton",
     "kcoord.backends.triton.adapter:backend",
     modules={"triton": "kcoord.backends.triton.hooks"},
     packages={"triton": OLDEST, "torch": (2, 11)},
+    imports=frozenset({"TRITON_CACHE_MANAGER"}),
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import triton
+from triton.backends.compiler import GPUTarget as TritonTarget
+from triton.compiler import ASTSource
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
@@ -21,6 +25,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import label_of
+from kcoord.keys.tools import record
 from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Request
 
@@ -105,6 +110,16 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         return recipes.replay(recipe, target, waits)
 
+    def trial(self) -> int:
+        @triton.jit
+        def nothing():  # type: ignore[no-untyped-def]
+            pass
+
+        has_nvidia = "nvidia" in triton.backends.backends
+        target = TritonTarget("cuda", 90, 32) if has_nvidia else TritonTarget("hip", "gfx942", 64)
+        triton.compile(ASTSource(nothing, {}, {}, {}), target=target)
+        return 1
+
 
 def _name(function: Any, path: Any) -> str:
     """Constants are keyed by a path into the arguments, which starts with an argument's position."""
@@ -129,6 +144,10 @@ class TritonModules(Backend[Module, str]):
         compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
         factors = _build_factors(request.build) if "src" in request.build else {"triton_key": request.digest}
         return CacheKey.of(self.name, request.filename, **factors, compilers=compilers, **host_abi())
+
+    def borrowed(self, request: Module, key: CacheKey) -> str:
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # as Triton finds it
+        return Path(compiler).name if compiler and record.read(compiler) else ""
 
     def device(self, request: Module) -> DeviceKey | None:
         return None

@@ -48,6 +48,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     """One kernel's (or one file's) access to the cache, as Triton makes it for every compile."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        self.was_asked = False  # by `get_group`
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
@@ -64,6 +65,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     @fails_open(lambda self, filename: None)
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
+        self.was_asked = True
         frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
         if purpose.lists:
             raise Settled("listed", frame.f_locals)

@@ -27,12 +27,14 @@ import triton
 
 from kcoord.backends.fail_open import fails_open
 from kcoord.backends.reliances import release_of, stand_aside
+from kcoord.backends.triton import version_of
 from kcoord.keys.tools.machine_cache import cached, is_settled
 from kcoord.keys.tools.toolchain import fingerprint
 from kcoord.keys.tools.tree import listing_of
 
 _HOMES = ("triton.runtime.cache", "triton.compiler.compiler")  # from 3.5; in 3.4
-_LINKERS = ("triton.backends.nvidia.compiler", "triton.backends.amd.compiler")
+_LINKERS = {"triton.backends.nvidia.compiler": (3, 4), "triton.backends.amd.compiler": (3, 9)}
+"""By module, the first release whose key holds the content of libraries. Before it holds their paths."""
 _libraries: dict[str, str] = {}
 """The libraries that Triton has hashed in this process, few, by path; and their hashes when launches looked last."""
 _IMPORTERS = ("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat")
@@ -68,8 +70,8 @@ def hook(local_dir: Path) -> None:
 
 def hook_libraries(local_dir: Path) -> None:
     """Replace Triton's `file_hash`, by which its key holds the libraries of a launch, in the same way."""
-    for backend in _LINKERS:
-        compiler: Any = sys.modules.get(backend)
+    for backend, since in _LINKERS.items():
+        compiler: Any = sys.modules.get(backend) if version_of(triton.__version__) >= since else None
         if compiler is not None and not hasattr(compiler, "file_hash"):
             stand_aside("triton", release_of("triton"), "hashes of libraries", f"{backend}.file_hash differs")
         elif compiler is not None and not hasattr(compiler.file_hash, "__kcoord_stock__"):

@@ -15,18 +15,24 @@ import shlex
 import shutil
 import subprocess
 import time
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import msgpack
 
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
+from kcoord.keys.tools import record
 from kcoord.keys.tools.machine_cache import Stamp, cached, is_settled, stamp_of
 from kcoord.keys.tools.toolchain import LAUNCHERS, fingerprint
 
 _PLACE = "PLACE"
 """Stands for a directory that no output depends on."""
+_NOWHERE = (0, 0, 0, 0)  # the stamp of a header that is on another machine
+_LONGEST_LIST = 8 << 20  # bytes of names
 _ENDS = 120.0  # seconds, for one look at headers
 COMPILES = frozenset(
     {"-c", "--compile", "-dc", "--device-c", "-S", "-cubin", "--cubin", "-ptx", "--ptx", "-fatbin", "--fatbin"}
@@ -104,12 +110,21 @@ class Inputs:
         return all(file.path in copied or file.is_still_there() or file.is_replaced() for file in self.read)
 
 
+class HeaderLists(Protocol):
+    """Lists of the headers of compiles, for machines that have only borrowed the compiler. `asked` identifies a compile."""
+
+    def get(self, compiler: str, asked: Sequence[str]) -> bytes | None: ...
+
+    def offer(self, compiler: str, asked: Sequence[str], content: bytes) -> None: ...
+
+
 def inputs_of(
     commands: Sequence[Sequence[str]],
     sources: Sequence[str],
     directory: Path,
     local_dir: Path,
     names_places: bool = False,
+    lists: HeaderLists | None = None,
 ) -> Inputs:
     """The inputs of `commands`, which run in `directory`. `names_places`: their outputs hold the paths of sources and headers.
 
@@ -119,7 +134,7 @@ def inputs_of(
     read = {source: _read(str(directory / source)) for source in sources}
     compiles = [command for command in commands if not COMPILES.isdisjoint(command)]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        found = list(threads.map(lambda command: _headers(command, read, directory, local_dir), compiles))
+        found = list(threads.map(lambda command: _headers(command, read, directory, local_dir, lists), compiles))
     written = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WRITES}
     placeless = [list(_with_names_of_compilers(each, directory, local_dir)) for each in commands]
     text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in placeless)
@@ -189,7 +204,13 @@ def _read(path: str) -> _File:
     return _File(path, stamp, hashlib.sha256(content).hexdigest(), bool(_TIMED.search(content)))
 
 
-def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Path, local_dir: Path) -> list[_File]:
+def _headers(
+    command: Sequence[str],
+    sources: Mapping[str, _File],
+    directory: Path,
+    local_dir: Path,
+    lists: HeaderLists | None,
+) -> list[_File]:
     """The headers of one compile, from the machine's cache unless something has changed."""
     compiler = shutil.which(command[0]) or ""
     stamp = str(compiler and stamp_of(os.stat(compiler)))  # noqa: PTH116 - as above
@@ -200,7 +221,8 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
     places = () if is_alone else (str(directory.resolve()), *map(str, own))
     arguments = [own[each].name if each in own else each for each in _read_by(command)]
     name = hashlib.sha256(_environment.token())
-    for part in (*places, compiler, stamp, *arguments, *(sources[each].digest for each in own)):
+    asked = *places, *arguments, *(sources[each].digest for each in own)
+    for part in (compiler, stamp, *asked):
         name.update(part.encode("utf-8", "surrogateescape") + b"\0")
 
     def load(rows: Any) -> list[_File] | None:
@@ -209,11 +231,47 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
 
     def compute(_: Any) -> tuple[list[_File], Any]:
         begun = time.time_ns()
+        if record.read(compiler):
+            listed = lists.get(compiler, asked) if lists is not None else None
+            if listed is None:
+                raise ValueError(f"{command[0]} is borrowed, and the store has no list of these headers")
+            return _from_list(listed), None
         files = [_read(header) for header in dict.fromkeys(_named(command, directory))]
+        if lists is not None:
+            lists.offer(compiler, asked, _as_list(files, compiler))
         rows = [(file.path, file.stamp, file.digest, file.is_timed) for file in files]
         return files, rows if all(is_settled(file.stamp, begun) for file in files) else None
 
     return cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
+
+
+def _as_list(files: Sequence[_File], compiler: str) -> bytes:
+    """The names of `files`, and what is to be known of those that come with the compiler, which may be missing elsewhere."""
+    own = tuple(f"{Path(each).parent.parent}/" for each in (compiler, os.path.realpath(compiler)))
+    paths = zlib.compress("\0".join(file.path for file in files).encode("utf-8", "surrogateescape"), 9)
+    known = [
+        (number, bytes.fromhex(file.digest), file.is_timed)
+        for number, file in enumerate(files)
+        if file.path.startswith(own)
+    ]
+    return bytes(msgpack.packb([paths, known]))
+
+
+def _from_list(content: bytes) -> list[_File]:
+    """The files as they are here; one that is not here as it is listed. Raises ValueError if it is not, and OSError."""
+    try:
+        packed, known = msgpack.unpackb(content)
+        paths = zlib.decompressobj().decompress(packed, _LONGEST_LIST).decode("utf-8", "surrogateescape").split("\0")
+        listed = {paths[number]: _File(paths[number], _NOWHERE, digest.hex(), timed) for number, digest, timed in known}
+    except (TypeError, LookupError, AttributeError, zlib.error, msgpack.exceptions.UnpackException) as error:
+        raise ValueError(f"it is no list of headers: {error}") from None
+    return [_read(path) if os.path.lexists(path) else _listed(listed, path) for path in paths]
+
+
+def _listed(listed: Mapping[str, _File], path: str) -> _File:
+    if path not in listed:
+        raise ValueError(f"{path} is missing, and does not come with the compiler")
+    return listed[path]
 
 
 def _is_bare(directory: Path, sources: set[str]) -> bool:

@@ -27,12 +27,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcoord.keys.cache_key import CacheKey, make_factor
+from kcoord.keys.tools import record
 from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, is_settled, stamp_of
 
 _RUNS = {
     "nvcc": (
         "./cicc", "./ptxas", "./fatbinary", "./nvlink", "./cudafe++", "./nvcc.profile",
         "../nvvm/bin/cicc", "../nvvm/libdevice/libdevice.10.bc", "gcc", "g++", "NVCC_CCBIN",
+    ),
+    "tileiras": (
+        "./ptxas", "../nvvm/lib64/libnvvm.so", "../lib/libnvvm.so.4", "bin/ptxas", "nvvm/lib64/libnvvm.so", "lib/libnvvm.so.4",
+        "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT",
     ),
     "hipcc": ("../llvm/bin/clang++", "../llvm/bin/ld.lld"),
 }  # fmt: skip
@@ -82,6 +88,8 @@ _known: dict[str, tuple[Stamp, Tool]] = {}
 _walks: dict[Any, tuple[dict[str, str], Mapping[str, Stamp | None], dict[str, Tool]]] = {}
 """Tools by the paths that were asked for, with the environment and the stamps of all files and directories on the way."""
 _MOST_WALKS = 64
+_borrowed: dict[str, str] = {}
+"""Names of borrowed compilers, by the digest of the factor `tools` that they are in."""
 _listings: dict[str, tuple[Stamp, frozenset[str]]] = {}
 """Names in directories."""
 
@@ -197,10 +205,12 @@ def tools(
     found: dict[str, Tool] = {}
     look = _Look(local_dir, environ, ignore)
     for top, path in tops:
-        for label, tool in _with_what_it_runs(path, top, look) if path else ():
+        for label, tool in _walked(path, top, look) if path else ():
             while label in found:  # two of one name, in two directories
                 label += "'"
             found[label] = tool
+    if lent := [top for top, path in tops if path and record.read(path)]:
+        _borrowed[make_factor("tools", tool_factors(found)["tools"]).digest] = ", ".join(lent)
     if (
         len(_walks) < _MOST_WALKS
         and _hold(look.stamps)
@@ -243,6 +253,14 @@ class _Look:
         """The words of the values of variables, and of that of ``HOME``, if it is among `words`."""
         values = [*self.variables(words).values(), *(os.fsencode(self.environ.get(n, "")) for n in words & {"HOME"})]
         return {word for value in values for word in _words(value)}
+
+
+def _walked(path: str, label: str, look: _Look) -> Iterator[tuple[str, Tool]]:
+    look.tool(path)  # stamps it
+    stub = record.read(path)
+    if stub is None:
+        return _with_what_it_runs(path, label, look)
+    return ((label + slash + part, Tool("", stub[name])) for name in stub for _, slash, part in (name.partition("/"),))
 
 
 def _with_what_it_runs(path: str, label: str, look: _Look) -> Iterator[tuple[str, Tool]]:
@@ -310,3 +328,13 @@ def _names(directory: str) -> frozenset[str]:
 def tool_factors(found: Mapping[str, Tool]) -> dict[str, Any]:
     """The key's factor `tools`: the content of each tool, and not the directory that it lies in."""
     return {"tools": {label: tool.sha256 for label, tool in found.items()}}
+
+
+def borrowed_in(key: CacheKey) -> str:
+    """The names of the compilers that this process has only borrowed, in a key that it has made; empty if there are none."""
+    return next((_borrowed[each.digest] for each in key.factors if each.digest in _borrowed), "")
+
+
+def toolchain_here(local_dir: Path) -> record.Toolchain:
+    """The compilers on this machine's ``PATH``, not asked yet."""
+    return record.observed(lambda path: {label: tool.sha256 for label, tool in tools([path], local_dir).items()})
