@@ -6,12 +6,10 @@ PARALLEL := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 marked = $(shell grep -rl --include='test_*.py' pytest.mark.$(1) tests)
 fuzzed = $(shell grep -rlE --include='test_*.py' '^@fuzz|^@pytest.mark.fuzz' tests)
 
-TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
-
 # Bytecode that a shell forbids would be made again by each process of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test test-tritons test-compilers test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
+.PHONY: setup demo check test test-newest test-moved test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready
 
@@ -49,24 +47,19 @@ $(BIN)/helm: | setup
 	  tar -xzf $$place/aws_cdk/*/_jsii/*.tgz -C $$place && $(BIN)/python -m zipfile -e $$place/package/lib/layer.zip $$place && \
 	  install $$place/helm/helm $@ && rm -r $$place || echo "no helm: the tests of its chart are skipped"
 
-# The Triton tests on every release that is supported (the newest is the one in .venv).
-test-tritons: setup
-	for version in $(TRITONS); do \
-	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
-	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/unit/backends/triton/test_triton.py tests/stale/test_triton.py tests/unit/backends/triton/test_own_key.py tests/node/test_pool.py tests/unit/backends/triton/test_autotune.py || exit 1; \
-	done
+# Each compiler's tests on the releases of tests/newest.toml, each on top of .venv. COMPILER is one of them alone, or that of the
+# number TURN; RELEASES=index takes the newest release of the index; SECONDS are for all of it.
+test-newest: setup
+	$(BIN)/python -m tests.newest $(if $(COMPILER),--compiler $(COMPILER)) $(if $(TURN),--turn $(TURN)) \
+	  $(if $(filter index,$(RELEASES)),--index) $(if $(SECONDS),--seconds $(SECONDS)) -- $(ARGS)
 
-# The tests of compilers that users add, on their newest and oldest releases: FOLDER:REQUIREMENT, each on top of .venv.
-COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14 ninja:flashinfer-python==0.7.2.post1 \
-  ninetoothed:ninetoothed==0.26.0 ninetoothed:ninetoothed==0.25.0 \
-  cutedsl:nvidia-cutlass-dsl==4.8.1 cutedsl:nvidia-cutlass-dsl==4.4.0 flydsl:flydsl==0.5.0 flydsl:flydsl==0.4.2 flydsl:flydsl==0.2.0
-test-compilers: setup
-	for each in $(COMPILERS); do \
-	  place=.venv/compilers/$${each#*:}; \
-	  $(PYTHON) -m venv $$place && \
-	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" > $$(echo $$place/lib/python*/site-packages)/below.pth && \
-	  $$place/bin/python -m pip install --quiet $${each#*:} && \
-	  $$place/bin/python -m pytest -q -n auto tests/unit/backends/$${each%%:*} $(ARGS) || exit 1; \
+# Code that was moved to another GPU beside what a release of torch for CUDA generates for that GPU. It needs no GPU.
+MOVED ?= torch==2.14.1 torch==2.13.0 torch==2.11.0
+test-moved:
+	for release in $(MOVED); do \
+	  place=.venv/moved/$$release; \
+	  $(PYTHON) -m venv $$place && $$place/bin/pip install --quiet $$release pytest numpy '.' && \
+	  $$place/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest tests/moved $(ARGS) || exit 1; \
 	done
 
 # The tests of libraries that start workers themselves, on top of .venv.

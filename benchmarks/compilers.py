@@ -27,10 +27,18 @@ _COMPILERS = {
     "tilelang": ("tilelang", "TileLang, 2 GEMMs and a kernel in C"),
     "cutedsl": ("nvidia_cutlass_dsl", "CuTe DSL, 2 kernels"),
     "flydsl": ("flydsl", "FlyDSL, 2 kernels"),
+    "cutile": ("cutile_cache", "cuTile, 4 kernels"),
     "nvcc": ("torch", "nvcc, by `kcoord cc`"),
 }
 """The package that each needs, and its name in the table."""
-_PLACES = ("HOME", "TORCH_EXTENSIONS_DIR", "TILELANG_CACHE_DIR", "TVM_FFI_CACHE_DIR", "FLYDSL_RUNTIME_CACHE_DIR")
+_PLACES = (
+    "HOME",
+    "TORCH_EXTENSIONS_DIR",
+    "TILELANG_CACHE_DIR",
+    "TVM_FFI_CACHE_DIR",
+    "FLYDSL_RUNTIME_CACHE_DIR",
+    "CUDA_TILE_CACHE_DIR",
+)
 """Variables of the directories that the compilers keep files in."""
 
 

@@ -5,6 +5,7 @@ Rank 0 prints one line of JSON: wall seconds from barrier to barrier, and the co
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -21,7 +22,8 @@ import torch.distributed as dist
 from tests.support.pass_managers import before_each_run
 
 compiles = 0
-cute: Any = None  # compilers look for the names of annotations here
+ct: Any = None  # compilers look for the names of annotations here
+cute: Any = None
 fx: Any = None
 
 
@@ -190,6 +192,48 @@ def flydsl() -> Callable[[], None]:
     return compile
 
 
+def cutile() -> Callable[[], None]:
+    """Four products of matrices for ``sm_90``, by the size of their tiles."""
+    global ct
+    import cuda.tile as ct
+    from cuda.tile import _compile, compilation
+
+    native = _compile._CompilerBinary.run
+
+    def run(binary: Any, args: list[str], *more: Any, **keywords: Any) -> None:
+        if not Path(args[0]).name.startswith("probe"):
+            counted()
+        native(binary, args, *more, **keywords)
+
+    _compile._CompilerBinary.run = run
+
+    @ct.kernel
+    def multiply(a, b, c, size: ct.Constant[int]):  # type: ignore[no-untyped-def]
+        row, column = ct.bid(0), ct.bid(1)
+        total = ct.full((size, size), 0, ct.float32)
+        for each in range(ct.num_tiles(a, axis=1, shape=(size, size))):
+            left = ct.load(a, index=(row, each), shape=(size, size))
+            right = ct.load(b, index=(each, column), shape=(size, size))
+            total = ct.mma(left, right, total)
+        ct.store(c, index=(row, column), tile=total)
+
+    def matrix(kind: Any) -> Any:
+        return compilation.ArrayConstraint(
+            dtype=kind, ndim=2, index_dtype=ct.int32, stride_lower_bound_incl=0, alias_groups=(), may_alias_internally=False
+        )  # fmt: skip
+
+    def compile() -> None:
+        matrices = matrix(ct.float16), matrix(ct.float16), matrix(ct.float32)
+        for size in (16, 32, 64, 128):
+            signature = compilation.KernelSignature(
+                [*matrices, compilation.ConstantConstraint(size)],
+                calling_convention=compilation.CallingConvention.cutile_python_v1(),
+            )
+            compilation.export_kernel(multiply, [signature], io.BytesIO(), gpu_code="sm_90", output_format="cubin")
+
+    return compile
+
+
 def nvcc() -> Callable[[], None]:
     """nvcc itself, for a kernel with CUDA's headers, as DeepGEMM runs it: by ``kcoord cc`` in kcoord's runs."""
     place = Path(os.environ["HOME"])
@@ -224,7 +268,7 @@ def nvcc() -> Callable[[], None]:
     return compile
 
 
-COMPILERS = {each.__name__: each for each in (extension, tvm_ffi, tilelang, cutedsl, flydsl, nvcc)}
+COMPILERS = {each.__name__: each for each in (extension, tvm_ffi, tilelang, cutedsl, flydsl, cutile, nvcc)}
 
 
 def main() -> None:

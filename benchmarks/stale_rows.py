@@ -24,6 +24,7 @@ _SUITES = (
     ("TileLang, for a GPU", "tilelang", "tilelang", "TestForAGPU"),
     ("CuTe DSL", "nvidia_cutlass_dsl", "cutedsl", "TestCuTeDSL"),
     ("FlyDSL", "flydsl", "flydsl", "TestFlyDSL"),
+    ("cuTile", "cutile_cache", "cutile", "TestCuTile"),
 )
 """A name, the package that it needs, the folder of its tests, and their class."""
 _STOCK = {"KCOORD_DISABLE": "1"}

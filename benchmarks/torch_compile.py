@@ -21,6 +21,7 @@ _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"
 _CPU = {"ranks": 4, "layers": 1}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
 _MODEL = os.environ.get("MODEL", "gpt")  # or loss, llama
+_VIRTUAL = os.environ.get("VIRTUAL") == "1"
 _ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
 _SHARED = "one shared directory, cold"
 _EVERY = 1.0  # seconds between two looks at the job's processes
@@ -28,7 +29,7 @@ _ANOTHER_NODE = "kcoord-torchrun on another node with the same store, cold"
 
 
 def run() -> Result:
-    """One rank a GPU, with ``--virtual-local-rank`` but where another mode is named; without GPUs 4 ranks and one block."""
+    """One rank a GPU; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -56,6 +57,7 @@ def run() -> Result:
         work = [str(last[what]) for what in ("codegens", "traces", "builds")]
         result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *work, f"{last['step'] * 1e3:.1f}"])
         result.rows[-1] += [f"{last['peak'] / 1e6:.1f}", *largest]
+    result.notes.append("with --virtual-local-rank" if _VIRTUAL else "no flag: rank N computes on cuda:N")
     result.notes.append("peak: tensors of the largest rank that are alive at once in a later step")
     result.notes.append(
         f"PSS and number of the job's processes at their most: launcher, agent, ranks, compile workers; every {_EVERY:.0f} s"
@@ -72,7 +74,7 @@ def run() -> Result:
 
 def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], int, str, str, dict[str, str]]]:
     """(name, launcher, ranks, mode, directory of torch's caches, variables). ``{RANK}`` in a directory: each rank its own."""
-    virtual = ["--virtual-local-rank"] if on_gpu else []
+    virtual = ["--virtual-local-rank"] if on_gpu and _VIRTUAL else []
     stock, ours, store = [*_STOCK, *virtual], [*_OURS, *virtual], str(root / "store")
     local = {"KCOORD_LOCAL_DIR": str(root / "local"), "KCOORD_STORE": store, "KCOORD_STORE_CREATE": "1"}
     other = {**local, "KCOORD_LOCAL_DIR": str(root / "other")}
@@ -89,9 +91,6 @@ def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], i
             ("a private directory per rank, cold", stock, ranks, "together", "private{RANK}", {}),
             ("rank 0 first, then the others, cold", stock, ranks, "rank0", "first", {}),
         ]
-    if _ALL and on_gpu:
-        name = "one shared directory, every rank its LOCAL_RANK, cold"
-        plans.append((name, _STOCK, ranks, "together", "plain", {}))
     return [
         (name, launcher, count, mode, str(root / caches), more) for name, launcher, count, mode, caches, more in plans
     ]

@@ -1,7 +1,7 @@
 """Train a small transformer with torch.compile: under DDP as a whole, or with ``--fsdp`` under FSDP2, block by block.
 
 ``kcoord-torchrun --standalone --nproc-per-node 2 examples/train_compiled.py [--fsdp]``, or the same with ``torchrun``: the script
-knows nothing of kcoord. On GPUs add ``--virtual-local-rank`` before the script: then the ranks of a node share what they compile.
+knows nothing of kcoord.
 """
 
 from __future__ import annotations

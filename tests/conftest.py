@@ -33,9 +33,9 @@ settings.register_profile("long", max_examples=LONG * USUAL)
 _LONGEST = [
     ROOT / "tests" / name
     for name in (
-        "node/test_donation.py", "node/test_torch_compile.py", "node/test_pool.py", "stale", "docs/test_tutorial.py",
-        "cluster/proof", "unit/agent/test_flights_model.py", "unit/leases/test_redis_model.py", "faults/test_redis.py",
-        "faults/test_partitions.py", "node/test_warmup.py", "node/test_workers.py", "chaos",
+        "node/test_donation.py", "node/test_slim_images.py", "node/test_torch_compile.py", "node/test_pool.py", "stale",
+        "docs/test_tutorial.py", "cluster/proof", "unit/agent/test_flights_model.py", "unit/leases/test_redis_model.py",
+        "faults/test_redis.py", "faults/test_partitions.py", "node/test_warmup.py", "node/test_workers.py", "chaos",
     )
 ]  # fmt: skip
 _WORKERS_PER_CORE = 2.5  # more than half of a test's time is waiting

@@ -14,17 +14,14 @@ from kcoord.artifacts import local
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.store import Store
 from kcoord.keys.cache_key import CacheKey
-from kcoord.packs.prefetch import prefetch
-from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.rank.client import Alone, Lead
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, manifest_of
 from tests.support.agents import Node, key_of, stage, until
 from tests.support.command import KCOORD
-from tests.support.profiles import recipe
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-from tests.support.signing import OURS, THEIRS, opened, trust
+from tests.support.signing import OURS, THEIRS, trust
 
 RANK = PROGRAMS / "generic_rank.py"
 SIGNED = {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "require"}
@@ -185,20 +182,3 @@ def test_an_artifact_that_a_publish_meets_at_its_home_goes_to_no_rank_that_requi
         agent.terminate()
         agent.wait(60)  # for its publishes
         assert Store(sandbox.root / "store").manifest_bytes(key.digest) is None, "it is not signed"
-
-
-def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signatures_are_required(
-    sandbox: Sandbox,
-) -> None:
-    """A recipe names a function, which a rank imports and calls."""
-    store = opened(sandbox.root / "store", policy="off")
-    save_part(store.root / "v2" / "profiles" / "p", [recipe(66)])
-    flags = {"store": str(store.root), "local_dir": str(sandbox.local), "profile": "p"}
-    prefetch(Settings.from_environ({}, **flags), timeout=60)
-    save_part(store.root / "v2" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
-    without_store = {**flags, "store": ""}
-    assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
-    signing = {"signing_key": OURS}
-    prefetch(Settings.from_environ({}, **flags, **signing), timeout=60)
-    for given in (without_store, flags):
-        assert load_profile(Settings.from_environ({}, **given, **signing), "p") == [recipe(1)]

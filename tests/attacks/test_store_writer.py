@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
+from kcoord.artifacts.manifest import FileEntry, Manifest
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import StoreRoot
@@ -31,22 +31,17 @@ from kcoord.keys.device import Scope, current_device
 from kcoord.leases.base import Lease, probe
 from kcoord.leases.files import FileLeases
 from kcoord.packs.exchange import decode_profile, export, import_artifacts
-from kcoord.packs.index import Use
 from kcoord.packs.pack import Pack
-from kcoord.packs.pack_files import packs_of
-from kcoord.packs.prefetch import prefetch
 from kcoord.packs.recipe_files import HEAD, parts, save_part
 from kcoord.packs.writing import write_pack
 from kcoord.retention.limits import Limits
 from kcoord.retention.pins import kept_by_pins, pin, uses_by_packs
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import until
 from tests.support.artifacts import ORIGIN, publish
-from tests.support.command import KCOORD, kcoord
-from tests.support.packs import listed_in, uses
+from tests.support.command import kcoord
+from tests.support.packs import uses
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, finish
 from tests.support.signing import OURS, opened, trust
@@ -107,50 +102,6 @@ def module(sandbox: Sandbox, text: str, local: str, **more: str | None) -> dict[
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-@pytest.fixture
-def job(sandbox: Sandbox) -> dict[str, str]:
-    """The settings of a job that signs, and whose first run has left two modules, A and B, and a list of them in the store."""
-    store = sandbox.root / "store"
-    opened(store, OURS)
-    settings = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_SIGNING_KEY": OURS}
-    for text in "AB":
-        module(sandbox, text, "first", **settings)
-    until(lambda: packs_of(store, "job") and len(listed_in(opened(store, OURS), packs_of(store, "job")[0])) == 2)
-    until(lambda: len(list(opened(store, OURS).digests())) == 2)
-    return settings
-
-
-def key_of_module(path: str) -> str:
-    return Manifest.decode(Path(path).with_name(MANIFEST_NAME).read_bytes()).key.digest
-
-
-@needs_c
-@pytest.mark.parametrize("keys", [(), (OURS,)], ids=["not signed", "by one of us"])
-def test_a_forged_pack_puts_no_signed_artifact_at_anothers_place(
-    sandbox: Sandbox, job: dict[str, str], keys: tuple[str, ...]
-) -> None:
-    a, b = (module(sandbox, text, "first", **job) for text in "AB")
-    store = opened(Path(job["KCOORD_STORE"]), *keys)
-    shutil.rmtree(store.root / "v2" / "packs")
-    write_pack(store, "job", [Use(key_of_module(a["path"]), f"triton/{b['stock']}")])
-    fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
-    assert "0 artifacts" in fetched.stderr
-    assert not list((sandbox.root / "second").rglob("one*"))
-    assert module(sandbox, "B", "second", **job, KCOORD_SPAWN="0")["text"] == "B"
-
-
-@needs_c
-def test_an_honest_pack_brings_modules_that_are_loaded(sandbox: Sandbox, job: dict[str, str]) -> None:
-    """Else the test above would show nothing."""
-    fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
-    assert "2 artifacts" in fetched.stderr, fetched.stderr
-    there = sorted((sandbox.root / "second").glob("*/triton/*/one*"))
-    found = module(sandbox, "B", "second", **job, KCOORD_SPAWN="0")
-    assert found["text"] == "B"
-    assert sorted((sandbox.root / "second").glob("*/triton/*/one*")) == there
-    assert Path(found["path"]) in there
 
 
 @needs_c
@@ -309,17 +260,6 @@ def test_the_payload_of_an_artifact_that_is_not_trusted_is_not_read(root: Path) 
         with little_memory(16 << 20), pytest.raises(ArtifactDistrusted):
             ask(digest)
     assert not store.home(digest).exists()
-
-
-def test_a_prefetch_obeys_no_size_of_an_artifact_that_is_not_trusted(root: Path, sandbox: Sandbox) -> None:
-    """It would end because of the size that is stated, and leave out what others need."""
-    store = opened(root, OURS)
-    forgery = forged(store, 1, size=8 << 30)
-    good = publish(store, "good")
-    write_pack(store, "job", uses([forgery, good]))
-    flags = {"store": str(root), "local_dir": str(sandbox.local), "profile": "job", "signing_key": OURS}
-    found = prefetch(Settings.from_environ({}, **flags), timeout=60)
-    assert (found.fetched, found.needed, found.why) == (1, 2, "")
 
 
 def test_an_artifact_that_needs_more_memory_than_is_free_is_left_where_it_is(

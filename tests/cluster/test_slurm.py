@@ -72,11 +72,11 @@ def said(output: str) -> list[dict[str, Any]]:
 
 
 def summaries(errors: str) -> list[str]:
-    return re.findall(r"kcoord: this node: \d+ kernels, (\d+ requests: \d+ compiled)", errors)
+    return re.findall(r"kcoord: this node: \d+ kernels: (\d+ compiled, \d+ loaded)", errors)
 
 
 def added_up(lines: list[str]) -> tuple[int, ...]:
-    """Requests and compiles of all nodes."""
+    """Compiles and loads of all nodes."""
     return tuple(sum(column) for column in zip(*(map(int, re.findall(r"\d+", line)) for line in lines), strict=True))
 
 
@@ -94,7 +94,7 @@ def test_tasks_of_a_node_share_one_agent_and_nodes_one_compile(slurm: SlurmClust
     assert all(rank["counters"]["alone"] == 0 for rank in ranks)
     lines = summaries(done.stderr)
     assert len(lines) == 2, done.stderr
-    assert added_up(lines) == (24, 4), "each node sums up its ranks"
+    assert added_up(lines) == (4, 20), "each node sums up its ranks"
     assert "hunter2" not in done.stdout + done.stderr
     assert not box.processes(), "nothing of the job is left"
     assert not list(box.local.glob("*/*.sock"))

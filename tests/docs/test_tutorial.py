@@ -42,9 +42,9 @@ def test_every_step_does_as_the_page_says(sandbox: Sandbox) -> None:
     script = "\n".join(f"echo STEP{number}\n{found[number]}" for number in "235678").replace("rm -r", "ls\nrm -r")
     done = walk(sandbox, script, first=programs)
     said = dict(part.split("\n", 1) for part in done.split("STEP")[1:])
-    assert "kcoord: this node: 8 kernels, 16 requests: 8 compiled" in said["2"]
-    assert "16 requests: 0 compiled" in said["2"]
-    assert re.findall(r"requests: (\d+) compiled", said["3"]) == ["8", "0"], said["3"]
+    assert "kcoord: 8 kernels: 8 compiled, 8 loaded" in said["2"]
+    assert "8 kernels: 0 compiled, 16 loaded" in said["2"]
+    assert re.findall(r"kernels: (\d+) compiled", said["3"]) == ["8", "0"], said["3"]
     assert "4 keys: 4 compiled, 0 loaded, 0 skipped" in said["5"], said["5"]
     assert "please report it" not in done
     assert "matmul" in said["6"]
@@ -78,7 +78,7 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
     after = f"timeout 20 bash -c 'while {left}; do sleep 0.1; done' > /dev/null 2>&1 && echo \"left: $(ip netns)\""
     own = ["unshare", "--net", "--mount", "--propagation", "private"]
     done = walk(sandbox, "\n".join((alone, *before, found["4"], after)), *own, first=programs)
-    compiled = re.findall(r"kcoord: this node: 4 kernels, 4 requests: (\d+) compiled", done)
+    compiled = re.findall(r"kcoord: this node: 4 kernels: (\d+) compiled", done)
     assert len(compiled) == 2, done
     assert sum(map(int, compiled)) == 4
     assert done.endswith("left: \n"), done

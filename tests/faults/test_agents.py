@@ -338,16 +338,6 @@ def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
     assert node.claim(early, "k") == Ready("store")
 
 
-def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: Sandbox) -> None:
-    command = (*KCOORD, "exec", "--", sys.executable, PROGRAMS / "generic_rank.py", "6", "0.05")
-    jobs = [sandbox.fork_kcoord(*command) for _ in range(4)]
-    done = [finish(job) for job in jobs]
-    assert [d.returncode for d in done] == [0] * 4, [d.stderr for d in done]
-    reports = [json.loads(x) for d in done for x in d.stdout.splitlines() if x.startswith("{")]
-    assert [len(r["served"]) for r in reports] == [6] * 4
-    eventually(lambda: not list(sandbox.local.glob("*.sock")), what="the last one removed the socket")
-
-
 def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Node) -> None:
     node.path.with_suffix(".log").symlink_to("/dev/full")
     client = node.client()

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgpack
 import pytest
 
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from tests.support.agents import until
 from tests.support.cluster import BACK, CANNOT, NODES, QUICK, Cluster, cluster, key_digest, start_agent
-from tests.support.objects import parts_of, put_together
 
 Damage = Callable[[Path], object]
 
@@ -47,81 +43,25 @@ def _grow(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-def _restated(encoded: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A manifest that says something else, and is well-formed."""
-    document = msgpack.unpackb(encoded)
-    change(document)
-    return bytes(msgpack.packb(document))
-
-
-_LIES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a name outside": lambda d: d["files"][0].__setitem__(0, "../kernel.bin"),
-    "an absolute name": lambda d: d["files"][0].__setitem__(0, "/tmp/kernel.bin"),
-    "a huge declared size": lambda d: d["files"][0].__setitem__(1, 1 << 33),
-    "another key's manifest": lambda d: d.__setitem__("digest", "0" * 64),
-}
-
-
-def _replace_by_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _files(manifest: str, payload: str) -> dict[str, Damage]:
-    """Damages of an artifact on a node, by the names of its manifest and of another file."""
-    lies = {
-        name: lambda home, lie=lie: (home / manifest).write_bytes(_restated((home / manifest).read_bytes(), lie))
-        for name, lie in _LIES.items()
-    }
-    return {
-        "a truncated file": lambda home: os.truncate(home / payload, 1000),
-        "an empty file": lambda home: os.truncate(home / payload, 0),
-        "a flipped bit": lambda home: _flip(home / payload),
-        "a missing file": lambda home: (home / payload).unlink(),
-        "a linked file": lambda home: _link(home / payload),
-        "a pipe": lambda home: _pipe(home / payload),
-        "a huge file": lambda home: _grow(home / payload),
-        "a truncated manifest": lambda home: os.truncate(home / manifest, 40),
-        "a linked manifest": lambda home: _link(home / manifest),
-        "a manifest that is a pipe": lambda home: _pipe(home / manifest),
-        "a huge manifest": lambda home: _grow(home / manifest),
-        "a linked directory": _link,
-        **lies,
-    }
-
-
-def _lie(lie: Callable[[dict[str, Any]], object]) -> Damage:
-    def tell(path: Path) -> None:
-        encoded, payload = parts_of(path)
-        path.write_bytes(put_together(_restated(encoded, lie), payload))
-
-    return tell
-
-
-def _declare(manifest: int, payload: int) -> Damage:
-    """A header that states other sizes."""
-
-    def declare(path: Path) -> None:
-        with path.open("r+b") as file:
-            file.seek(16)
-            file.write(struct.pack(">IQ", manifest, payload))
-
-    return declare
-
-
 _IN_STORE: dict[str, Damage] = {
-    "a truncated file": lambda path: os.truncate(path, path.stat().st_size - 1000),
-    "a truncated manifest": lambda path: os.truncate(path, 40),
-    "an empty file": lambda path: os.truncate(path, 0),
     "a flipped bit": _flip,
+    "a truncated file": lambda path: os.truncate(path, path.stat().st_size - 1000),
     "a link in its place": _link,
     "a pipe": _pipe,
     "a huge file": _grow,
-    "a directory in its place": _replace_by_directory,
-    "a huge declared payload": _declare(200, 1 << 50),
-    "a huge declared manifest": _declare((1 << 32) - 1, 0),
-    **{name: _lie(lie) for name, lie in _LIES.items()},
 }
+"""Others, and lies: `kcoord.testing.stores`, `tests/unit/artifacts/test_store.py` and `test_manifest.py`."""
+_ON_A_NODE: dict[str, Damage] = {
+    "a flipped bit": lambda home: _flip(home / "kernel.bin"),
+    "a missing file": lambda home: (home / "kernel.bin").unlink(),
+    "a linked file": lambda home: _link(home / "kernel.bin"),
+    "a pipe": lambda home: _pipe(home / "kernel.bin"),
+    "a huge file": lambda home: _grow(home / "kernel.bin"),
+    "a manifest that is a pipe": lambda home: _pipe(home / MANIFEST_NAME),
+    "a huge manifest": lambda home: _grow(home / MANIFEST_NAME),
+    "a linked directory": _link,
+}
+"""Others: `tests/unit/artifacts/test_local_tier.py`."""
 
 
 def in_quarantine(root: Path) -> int:
@@ -159,7 +99,7 @@ def test_what_is_damaged_on_a_node_is_moved_aside_there_and_had_again(tmp_path: 
         made.nodes[1:] = []
         made.add_ranks()
         first, second = made.ranks
-        for name, damage in _files(MANIFEST_NAME, "kernel.bin").items():
+        for name, damage in _ON_A_NODE.items():
             (told,) = made.ask(name, [first])
             until(lambda name=name: not shared or made.holds(name))
             home = Path(told["path"])

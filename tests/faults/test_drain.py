@@ -33,6 +33,14 @@ kcoord.agent.__main__.ENDS_WITHIN = 600.0
 """For an agent: it has to end by itself."""
 
 
+_QUICKLY_WRITTEN, _QUICKLY_CLOSED = 1.0, 6.0  # seconds
+_QUICKER = f"""
+import kcoord.agent.server as server
+server._TAKEN_IN, server._UPLOADED, server._WRITTEN = 0.5, 0.8, {_QUICKLY_WRITTEN}
+server._GIVEN_BACK, server._CLOSED = 4.0, {_QUICKLY_CLOSED}
+"""
+
+
 @pytest.fixture
 def redis() -> RedisServer:
     if find_redis_server() is None:
@@ -71,7 +79,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
     """Publishes, leases, a profile, a time line and notes of use are all under way, and none can get through."""
     store = tmp_path / "store"
     with redis, Node(store=str(store), redis_url=redis.url, profile="p", lease_ttl="3") as node:
-        agent = start_agent(node, NO_TIMER, interposer.environ)
+        agent = start_agent(node, NO_TIMER + _QUICKER, interposer.environ)
         publishes(node, "early", leads(node, "early"))
         leads(node, "compiled now")
         late = leads(node, "late")
@@ -82,7 +90,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
         redis.pause()
         took = seconds_to_end(agent)
         redis.resume()
-        assert took < server._CLOSED + 2, "what is closed at last, and the end of the process"
+        assert took < _QUICKLY_CLOSED + 2, "what is closed at last, and the end of the process"
         log = (node.directory / "started.log").read_text()
         assert "Traceback" not in log
         assert "report it" not in log
@@ -106,13 +114,6 @@ def test_leases_are_given_back_though_the_store_hangs(
         assert [state(redis, lease) for lease in leases] == ["", ""], "another node may lead at once"
 
 
-_QUICKER = """
-import kcoord.agent.server as server
-server._TAKEN_IN, server._UPLOADED, server._WRITTEN = 0.5, 0.8, 1.0
-server._GIVEN_BACK, server._CLOSED = 6.0, 8.0
-"""
-
-
 def state(redis: RedisServer, lease: str) -> str:
     return redis.command("GET", lease).decode().partition("\r\n")[2][:1]
 
@@ -122,7 +123,7 @@ def test_a_rank_whose_kernel_is_taken_in_as_the_agent_ends_waits_for_longer_than
     tmp_path: Path, interposer: Interposer, leads: Leads
 ) -> None:
     """It hears that the agent lives; else it would take its files back, and the store would not get them."""
-    with Node(store=str(tmp_path / "store"), agent_timeout="0.6") as node:
+    with Node(store=str(tmp_path / "store"), agent_timeout="1") as node:
         agent = start_agent(node, environ=interposer.environ)
         lead = leads(node, "late")
         stall = interposer.stall("rename", below=node.home("late"), seconds=2, times=1)
@@ -185,9 +186,12 @@ def test_a_warm_up_ends_when_the_store_has_what_it_compiled(
     """An agent that is stopped gives up a store that takes longer than its drain; a warm-up has the time."""
     give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
     store = tmp_path / "store"
-    slow = interposer.stall("link", below=store / "v2" / "objects", seconds=server._WRITTEN + 1, times=1)
+    slow = interposer.stall("link", below=store / "v2" / "objects", seconds=_QUICKLY_WRITTEN + 2, times=1)
+    site = sandbox.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_QUICKER)
     environment = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROGRAMS), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(site), str(PROGRAMS), os.environ.get("PYTHONPATH")))),
         "KCOORD_STORE": str(store),
         **interposer.environ,
     }

@@ -145,7 +145,7 @@ def test_a_collector_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None
 _GC = "from kcoord.cli import main; main()"
 
 
-@pytest.mark.parametrize("offset", [600.0, -600.0, 400 * DAY], ids=["10 min ahead", "10 min behind", "a year ahead"])
+@pytest.mark.parametrize("offset", [-600.0, 400 * DAY], ids=["10 min behind", "a year ahead"])
 def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interposer: Interposer, offset: float) -> None:
     store = Store(tmp_path / "store")
     store.open()
@@ -172,24 +172,6 @@ def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interpo
     assert store.fetch(fresh) is not None
     gc("--grace", "5min")
     assert len(list((store.root / "v2" / "trash").iterdir())) == 1
-
-
-def test_a_collected_key_is_compiled_and_published_again_by_jobs_that_were_told_it_is_ready(tmp_path: Path) -> None:
-    """The outcome of its lease says READY; the store has it no more."""
-    with Node(store=str(tmp_path)) as first, Node(store=str(tmp_path)) as second:
-        for node, text in ((first, "Lead"), (second, "Lead")):
-            start_agent(node)
-            rank = node.rank('publish(client, claim(client, "k"), "k"); say("done"); listen()')
-            rank.expect(text)
-            rank.expect("done")
-            until(lambda: list(tmp_path.glob("v2/objects/??/*")))
-            until(
-                lambda: (
-                    list(tmp_path.glob("v2/leases/??/*.outcome")) and not list(tmp_path.glob("v2/leases/??/*.lease"))
-                )
-            )
-            if node is first:
-                assert len(collect(tmp_path, Limits(max_size=0, least_age=0)).removed) == 1
 
 
 def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them(tmp_path: Path) -> None:

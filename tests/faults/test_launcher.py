@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,11 +20,9 @@ import pytest
 import redis
 
 from kcoord.artifacts.store import Store
-from tests.support.agents import Wire
 from tests.support.command import KCOORD, as_json
 from tests.support.interpose import Interposer
 from tests.support.living import those_within
-from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 
@@ -238,46 +235,6 @@ def test_ranks_whose_launcher_is_killed_go_on_alone_and_its_agent_ends(cluster: 
     cluster.nothing_is_left()
 
 
-@needs_torch
-def test_a_worker_that_dies_as_it_compiles_is_started_again_and_what_was_published_is_not_compiled_again(
-    cluster: Cluster,
-) -> None:
-    """torchrun --max-restarts 1, with Triton's own compiles."""
-    pytest.importorskip("triton")
-    keys, second = 6, cluster.sandbox.root / "second"
-    script = cluster.sandbox.root / "train.py"
-    script.write_text(
-        "import os, pathlib, runpy, signal, sys, time\n"
-        "from triton.compiler.compiler import ASTSource\n"
-        f"second, programs = pathlib.Path({str(second)!r}), {str(PROGRAMS)!r}\n"
-        f"local = pathlib.Path({str(cluster.local(0))!r})\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    make_ir, begun = ASTSource.make_ir, []\n"
-        "    def dies(self, *arguments, **keywords):\n"
-        "        begun.append(self)\n"
-        "        if len(begun) == 3:\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return make_ir(self, *arguments, **keywords)\n"
-        "    ASTSource.make_ir = dies\n"
-        "else:\n"
-        "    found = len(list(local.glob('triton/*/kcoord-manifest.msgpack')))\n"
-        "    (second / f\"{os.environ['RANK']}.{found}\").touch()\n"
-        "    while len(list(second.iterdir())) < 2:\n"
-        "        time.sleep(0.01)\n"
-        f"sys.argv = ['rank.py', '--kernels', '{keys}']\n"
-        "runpy.run_path(programs + '/rank.py', run_name='__main__')\n"
-    )
-    second.mkdir()
-    done = finish(cluster.fork(*TORCHRUN[:-1], "--max-restarts=1", script), 120)
-    assert done.returncode == 0, done.stderr
-    found = {int(p.suffix[1:]) for p in second.iterdir()}
-    assert len(found) == 1, found
-    assert 2 <= min(found) < keys, "nothing was published, or all was: the test shows nothing"
-    assert compiles(done.stdout) == keys - min(found)
-    assert cluster.published() == keys
-    cluster.nothing_is_left()
-
-
 # Pre-empted.
 
 
@@ -314,59 +271,6 @@ def test_a_job_that_is_pre_empted_and_resumed_compiles_nothing_twice_that_was_pu
     warm = finish(cluster.fork(*EXEC, str(keys), "0.05"))
     assert compiles(warm.stdout) == 0
     cluster.nothing_is_left()
-
-
-@needs_torch
-def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: Cluster) -> None:
-    """Two nodes under torchrun; what torchrun itself does about it is its own affair."""
-    keys = 8
-    port = reserve_port()
-    flags = ("--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
-    torchrun = (*TORCHRUN[:2], *flags, "--rdzv-id=faults")
-    done = cluster.sandbox.root / "done"
-    done.mkdir()
-    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead; at its end, for a signal
-    waits.write_text(
-        "import os, pathlib, runpy, signal, sys, time\n"
-        f"while not pathlib.Path({str(cluster.begun_on(1))!r}).exists():\n"
-        "    time.sleep(0.01)\n"
-        f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
-        "sys.stdout.flush()\n"
-        f"pathlib.Path({str(done)!r}, os.environ['RANK']).touch()\n"
-        "signal.pause()\n"
-    )
-    job = cluster.fork(*torchrun, waits, str(keys), "0.05", node=0)
-    eventually(lambda: listens(port), 60, "the node that stays is the one that holds torchrun's own rendezvous")
-    other = cluster.fork(*torchrun, RANK, str(keys), "60", node=1)
-    cluster.until_compiling(other, 1)
-    eventually(lambda: waiting_on(cluster.local(0)) == 2, 60, "both ranks of the other node wait")
-    while left := cluster.processes(1):
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-    assert finish(other, 20).returncode == -signal.SIGKILL
-    eventually(lambda: len([*done.iterdir()]) == 2, TTL + 10, "the other node's ranks have all kernels")
-    job.terminate()  # before its ranks end: then it waits for the other node's launcher for minutes
-    found = reports(finish(job, 60).stdout)
-    assert [len(r["served"]) for r in found] == [keys, keys]
-    assert sum(len(r["compiled"]) for r in found) == keys
-    assert cluster.published() == keys
-    for path in cluster.local(1).glob("*.sock"):
-        path.unlink()  # an agent that is killed with its launcher removes nothing; the next one replaces it
-    cluster.nothing_is_left()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def waiting_on(local: Path) -> int:
-    """How many ranks wait, says the agent of a node."""
-    (path,) = local.glob("*.sock")
-    with Wire(path) as wire:
-        wire.hello()
-        return sum(len(f["waiting"]) for f in wire.ask({"op": "status"})["flights"])
 
 
 HUNG = {"KCOORD_SIGNING_KEY_FILE": "signing-key", "KCOORD_REDIS_URL_FILE": "redis-url"}
@@ -406,14 +310,13 @@ def test_a_job_starts_although_the_files_of_its_secrets_hang(sandbox: Sandbox, i
     assert "KCOORD_REDIS_URL_FILE and KCOORD_SIGNING_KEY_FILE: no answer" in done.stderr
 
 
-@pytest.mark.parametrize("error", [errno.ESTALE, errno.ENOSPC])
 @pytest.mark.parametrize("broken", ["KCOORD_STORE", "KCOORD_LOCAL_DIR"])
 def test_a_disk_that_fails_when_a_job_starts_does_not_keep_it_from_starting(
-    sandbox: Sandbox, interposer: Interposer, broken: str, error: int
+    sandbox: Sandbox, interposer: Interposer, broken: str
 ) -> None:
     directories = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_LOCAL_DIR": str(sandbox.local)}
     for call in ("mkdir", "open"):
-        interposer.fail(call, below=Path(directories[broken]), error=error)
+        interposer.fail(call, below=Path(directories[broken]), error=errno.ESTALE)
     done = sandbox.run(*KCOORD, "exec", "--", "echo", "it ran", **directories, **interposer.environ)
     assert done.returncode == 0, done.stderr
     assert "it ran" in done.stdout

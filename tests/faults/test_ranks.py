@@ -56,49 +56,12 @@ def _signal(number: signal.Signals) -> Death:
     return Death(-number, inflict=lambda pid: os.kill(pid, number))
 
 
-@contextlib.contextmanager
-def memory_limit(pid: int, limit: int) -> Iterator[None]:
-    """Process `pid` may have `limit` more bytes (cgroup v2), and is killed by the kernel's OOM killer beyond."""
-    parent = _cgroup_with_memory()
-    assert parent is not None
-    group = parent / f"kcoord-test-{pid}"
-    group.mkdir()
-    try:
-        (group / "memory.max").write_text(str(limit))
-        if (group / "memory.swap.max").exists():
-            (group / "memory.swap.max").write_text("0")
-        (group / "cgroup.procs").write_text(str(pid))
-        yield
-        kills = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
-        assert int(kills["oom_kill"]) == 1, kills
-    finally:
-        until(lambda: not (group / "cgroup.procs").read_text().strip())
-        group.rmdir()
-
-
-def _cgroup_with_memory() -> Path | None:
-    """The nearest cgroup (v2) above this process in which we may make one with a memory limit."""
-    root = Path("/sys/fs/cgroup")
-    own = next((x[3:] for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::")), None)
-    if own is None or not (root / "cgroup.controllers").exists():
-        return None
-    here = root / own.lstrip("/")
-    for group in (here, *here.parents):
-        control = group / "cgroup.subtree_control"
-        if control.exists() and "memory" in control.read_text().split() and os.access(group, os.W_OK):
-            return group
-        if group == root:
-            return None
-    return None
-
-
 DEATHS = {
     "SIGKILL": _signal(signal.SIGKILL),
     "SIGTERM": _signal(signal.SIGTERM),
     "os._exit": Death(3, "os._exit(3)"),
     "an exception": Death(1, "raise RuntimeError('it is all over')"),
     "a segmentation fault": Death(-signal.SIGSEGV, "ctypes.string_at(0)"),
-    "the OOM killer": Death(-signal.SIGKILL, "hoard = [b'x' * (1 << 20) for _ in range(1 << 20)]"),
 }
 
 
@@ -171,11 +134,7 @@ def cluster(nodes: Cluster) -> Iterator[Cluster]:
 def die(rank: Rank, death: Death) -> float:
     """The moment of its death, or of the order to die."""
     moment = time.monotonic()
-    if death is DEATHS["the OOM killer"]:
-        with memory_limit(rank.pid, 64 << 20), watching(rank.pid) as ended:
-            rank.tell("die")
-            assert ended(60), "the OOM killer did not come"
-    elif death.inflict is not None:
+    if death.inflict is not None:
         death.inflict(rank.pid)
     else:
         rank.tell("die")
@@ -189,8 +148,6 @@ def die(rank: Rank, death: Death) -> float:
 )
 def test_one_other_rank_leads_when_the_leader_dies_by(cluster: Cluster, name: str, forks: bool) -> None:
     """First one of the same node, then one of the other node, which has nobody left to wait for."""
-    if name == "the OOM killer" and _cgroup_with_memory() is None:
-        pytest.skip("no cgroup v2 with a memory controller in which this user may make a group")
     death, key = DEATHS[name], f"{name}, {forks}"
     one, two = cluster.one, cluster.two
     first = cluster.rank(one, key, death, forks=forks)

@@ -62,11 +62,6 @@ class Fault:
     divides: bool = False
 
 
-def _other_password(server: RedisServer) -> None:
-    set_user(server, "resetpass", ">another")
-    server.command("CLIENT", "KILL", "USER", "kcoord")
-
-
 def _let_nobody_in(server: RedisServer) -> None:
     with server.session() as command:
         command("CONFIG", "SET", "maxclients", 1)
@@ -77,24 +72,15 @@ def _nothing(server: RedisServer) -> None:
     pass
 
 
-LOST = ("Error 111", "Connect call failed", "Connection closed", "No master found", "reset by peer")
+LOST = ("nothing listens", "Connection closed", "No master found", "reset by peer")
 _FAULTS = {
     "refuses": Fault(lambda s: s.stop(), lambda s: s.start(), LOST),
     "hangs": Fault(lambda s: s.pause(), lambda s: s.resume(), ("Timeout", "no answer")),
     "is killed and comes back empty": Fault(lambda s: s.restart(), _nothing, LOST, seen=False, divides=True),
     "is flushed": Fault(lambda s: s.command("FLUSHALL"), _nothing, most=KERNELS + 1),
-    "forgets its scripts": Fault(lambda s: s.command("SCRIPT", "FLUSH"), _nothing, most=KERNELS),
     "is out of memory": Fault(
         lambda s: s.command("CONFIG", "SET", "maxmemory", 1),
         lambda s: s.command("CONFIG", "SET", "maxmemory", 0),
-    ),
-    "has another password": Fault(
-        _other_password,
-        lambda s: set_user(s, "resetpass", f">{_SECRET}"),
-        ("invalid username-password",),
-    ),
-    "denies EVALSHA": Fault(
-        lambda s: set_user(s, "-evalsha"), lambda s: set_user(s, "+evalsha"), ("'evalsha'",)
     ),
     "denies SUBSCRIBE": Fault(  # who has subscribed is not asked again
         lambda s: set_user(s, "-subscribe"),
@@ -207,7 +193,7 @@ def test_a_job_goes_on_and_returns_to_redis_when_its_certificate_is_not_to_be_tr
         distrust = Fault(
             lambda s: front.show(certificates.bad),
             lambda s: front.show(certificates.good),
-            ("CERTIFICATE_VERIFY_FAILED",),
+            ("signed its certificate",),
         )
         suffer(job, "shows another certificate", distrust, server)
         assert [job.coordinator_of(n) for n in range(NODES)] == ["Redis"] * NODES

@@ -119,19 +119,6 @@ def test_a_compiler_that_hangs_is_followed_by_a_waiter_and_publishes_late_withou
         assert not node.status()["flights"]
 
 
-def test_a_compiler_that_is_stopped_by_a_signal_hangs_too(store: Path) -> None:
-    import os
-    import signal
-
-    with Node(**QUICKLY) as node:
-        node.start()
-        first, second = started(node, *named("the leader", "the second"))
-        lead(first)
-        os.kill(first.pid, signal.SIGSTOP)
-        lead(second)
-        os.kill(first.pid, signal.SIGCONT)
-
-
 @pytest.mark.serial  # a compiler that is given no core for a second looks idle
 @pytest.mark.parametrize("code", [_SPINS, _WAITS_FOR_A_BUSY_CHILD], ids=["by itself", "in a child"])
 def test_a_compiler_that_works_does_not_hang(code: str) -> None:
@@ -314,19 +301,3 @@ def test_nothing_is_hedged_within_seconds_after_redis_was_lost(store: Path, serv
         for late in (first, hedge):
             late.tell()
             assert late.expect("published")["ok"]
-
-
-@pytest.mark.parametrize("earlier", ["k", "another variant"])
-def test_nothing_is_hedged_that_nobody_has_compiled_before(earlier: str) -> None:
-    """A variant of the same kernel, whose compile was short, says nothing: else this one's job ends later for the hedge."""
-    with Node(stall_seconds="0", hedge="1", hedge_after="0.2") as node:
-        if earlier != "k":
-            node.knows(earlier)
-        node.start()
-        rank = node.rank('publish(client, claim(client, "short"), "short")')
-        rank.expect("Lead")
-        first, second = started(node, *named("the leader", "the second"))
-        lead(first)
-        follow(node, second)
-        until(lambda: node.flight("k")["seconds"] > 3)
-        assert node.flight("k")["waiting"]

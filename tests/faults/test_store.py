@@ -232,7 +232,8 @@ def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Clust
         fault = interposer.fail(call, below=made.store.root / "v2", error=error)
         for key in range(3):
             assert 1 <= made.compiles(f"{call} {key}") <= NODES
-        until(lambda remedy=remedy: all(remedy in log for log in made.logs()))
+        # a node that has published nothing meets it with its time line, within 30 s
+        until(lambda remedy=remedy: all(remedy in log for log in made.logs()), 60)
         assert fault.hits
         for log in made.logs():
             assert log.count(remedy) == 1, log
@@ -271,45 +272,9 @@ def test_a_store_that_cannot_be_read_loses_nothing(
     until(lambda: all(log.count(CANNOT) == log.count(BACK) <= 1 for log in made.logs()))
 
 
-def test_a_stale_handle_while_publishing_costs_one_line(interposed: Cluster, interposer: Interposer) -> None:
-    made = interposed
-
-    def begin() -> Repair:
-        return interposer.fail("open", below=made.store.root / "v2" / "staging", error=errno.ESTALE).end
-
-    assert_survives(made, "its NFS handle is stale: mount it again", begin, leaves=True)
-
-
-def test_a_file_system_without_links_is_published_to_all_the_same(interposed: Cluster, interposer: Interposer) -> None:
-    made = interposed
-    fault = interposer.fail("link", below=made.store.root, error=errno.EPERM)
-    made.start()
-    made.add_ranks()
-    assert made.compiles("k") == 1
-    until(lambda: made.holds("k"))
-    assert fault.hits
-    assert all(CANNOT not in log for log in made.logs())
-    assert made.left_in_staging() == []
-
-
-def test_a_link_that_was_done_and_is_reported_missing_is_a_publish(interposed: Cluster, interposer: Interposer) -> None:
-    made = interposed
-    made.start()
-    made.add_ranks()
-    for name in ("a", "b", "c"):
-        fault = interposer.fail(
-            "link", below=made.store.root / "v2" / "objects", error=errno.ENOENT, times=1, done=True
-        )
-        assert made.compiles(name) == 1
-        assert fault.hits == 1
-        assert made.holds(name)
-    assert all(CANNOT not in log for log in made.logs())
-    assert made.left_in_staging() == []
-
-
-@pytest.mark.parametrize("call", ["mkdir", "unlink", "link"])
+@pytest.mark.parametrize("call", ["mkdir", "unlink"])
 def test_a_request_that_was_sent_again_is_no_fault(interposed: Cluster, interposer: Interposer, call: str) -> None:
-    """An NFS server that restarts has forgotten what it did: `mkdir` and `link` say EEXIST then, and `unlink` ENOENT."""
+    """An NFS server that restarts has forgotten what it did: `mkdir` says EEXIST then, and `unlink` ENOENT."""
     made = interposed
     error = errno.ENOENT if call == "unlink" else errno.EEXIST
     if call == "mkdir":

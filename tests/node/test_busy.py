@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
 from pathlib import Path
 
 import redis
 
-from kcoord.leases.base import Lease, Wait, await_turn
-from kcoord.leases.redis import RedisLeases
 from kcoord.rank.client import BUSY, AgentClient
 from tests.support.agents import Node, key_of
 from tests.support.redis_server import RedisServer
@@ -40,28 +36,3 @@ def test_ranks_of_a_node_that_pass_over_a_key_cost_one_command_together(tmp_path
             assert sent("evalsha") - asked <= again, "one for all, and another one every two seconds"
             assert sent("subscribe") == subscribed, "nobody waits, so nobody listens"
             leader.give_up(lead, key_of("k"))
-
-
-def test_who_does_not_stay_has_asked_once_and_holds_nothing() -> None:
-    async def scenario(url: str) -> None:
-        service = RedisLeases(url, "test", ttl=30.0, limit=60.0, failure_ttl=30.0)
-        try:
-            lease = await service.acquire("k", "a", "host-a")
-            assert isinstance(lease, Lease)
-            seen: list[Wait] = []
-            asked = commands(server)
-            answer = await await_turn(service, "k", "b", "host-b", stays=lambda wait: bool(seen.append(wait)))
-            assert answer is None
-            assert [wait.holder for wait in seen] == ["host-a"]
-            assert commands(server) == asked + 1
-            await lease.release()
-            assert isinstance(await service.acquire("k", "c", "host-c"), Lease), "nothing stands in the next one's way"
-        finally:
-            await service.close()
-
-    def commands(server: RedisServer) -> int:
-        (calls,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", server.command("INFO", "commandstats"))
-        return int(calls)
-
-    with RedisServer() as server:
-        asyncio.run(asyncio.wait_for(scenario(server.url), 30))

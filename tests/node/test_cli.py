@@ -14,7 +14,7 @@ import pytest
 
 from kcoord.artifacts.store_root import NO_STORE
 from kcoord.cli import _COMMANDS
-from tests.support.command import KCOORD, as_json, kcoord
+from tests.support.command import DOCTOR, KCOORD, as_json, findings, kcoord
 from tests.support.mounts import read_only, tmpfs
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
@@ -88,7 +88,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "flags", [["--stop", "--check"], ["--prefetch", "--stop"], ["--await", "1", "--check"]], ids=" ".join
+    "flags", [["--stop", "--check"], ["--sidecar", "--stop"], ["--await", "1", "--check"]], ids=" ".join
 )
 def test_an_agents_flags_that_exclude_each_other_are_a_usage_error(sandbox: Sandbox, flags: list[str]) -> None:
     assert "give one of them" in kcoord(sandbox, "agent", *flags, code=2).stderr
@@ -145,7 +145,7 @@ def test_status_without_an_agent_says_where_it_looked(sandbox: Sandbox) -> None:
 def test_exec_passes_the_exit_code_on_and_prints_a_summary(sandbox: Sandbox) -> None:
     done = sandbox.run_kcoord(*KCOORD, "exec", "--", "bash", "-c", f"{sys.executable} {RANK} 3 && exit 9")
     assert done.returncode == 9
-    assert "3 requests: 3 compiled" in done.stderr
+    assert "3 kernels: 3 compiled, 0 loaded" in done.stderr
     assert not list(sandbox.local.glob("*.sock"))
 
 
@@ -191,7 +191,7 @@ def test_stats_outlast_the_agent_and_hold_the_documented_counters(sandbox: Sandb
     assert json.loads(another.stdout)["requests"] == 0, "it may be a job that asked for nothing"
     assert another.stderr == "kcoord: nothing is known here of job 'another'; jobs of the last week: my job\n"
     assert "names no job" in kcoord(sandbox, "stats", "--job", "", code=2).stderr
-    assert "job my job, this node only: 4 kernels, 8 requests" in kcoord(sandbox, "stats").stdout
+    assert "job my job, this node only: 4 kernels: 4 compiled, 4 loaded" in kcoord(sandbox, "stats").stdout
 
 
 def test_ls_lists_artifacts_and_explain_says_why_two_differ(sandbox: Sandbox) -> None:
@@ -229,18 +229,16 @@ def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
     [["ls"], ["explain", "k"], ["verify"], ["gc"], ["gc", "--pins"], ["export", "--all", "out"], ["export", "job", "out"]],
     ids=" ".join,
 )  # fmt: skip
-@pytest.mark.parametrize("what", ["nothing", "a file", "a directory"])
-def test_where_there_is_no_store_every_command_says_so(sandbox: Sandbox, what: str, arguments: list[str]) -> None:
-    place = sandbox.root / "place"
-    if what == "a file":
-        place.touch()
-    elif what == "a directory":
-        place.mkdir()
-    done = kcoord(sandbox, *arguments, code=1, KCOORD_STORE=str(place))
-    assert (done.stdout, done.stderr) == ("", f"kcoord: {place}: {NO_STORE}\n")
+def test_where_there_is_no_store_every_command_says_so(sandbox: Sandbox, arguments: list[str]) -> None:
+    places = [sandbox.root / name for name in ("nothing", "file", "directory")]
+    places[1].touch()
+    places[2].mkdir()
+    for place in places if arguments == ["ls"] else places[2:]:
+        done = kcoord(sandbox, *arguments, code=1, KCOORD_STORE=str(place))
+        assert (done.stdout, done.stderr) == ("", f"kcoord: {place}: {NO_STORE}\n")
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["doctor"], ["explain", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["ls"], ["explain", "--help"]], ids=" ".join)
 def test_output_that_has_no_room_is_one_line(sandbox: Sandbox, arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
@@ -281,8 +279,7 @@ def test_a_local_directory_that_cannot_be_written_is_a_fault_of_doctors_and_a_li
         sandbox.local.chmod(0o700)
         read_only(sandbox.local)
         told = f"{sandbox.local}: it is on a read-only file system: mount it read-write, or unset it"
-        findings = as_json(sandbox, "doctor", code=1)["findings"]
-        assert [f["finding"] for f in findings if f["state"] == "fail"] == [told]
+        assert [f["finding"] for f in findings(sandbox, code=1) if f["state"] == "fail"] == [told]
         done = kcoord(sandbox, "exec", "--", "echo", "it ran")
     assert (done.stdout, done.stderr) == ("it ran\n", f"kcoord: {told}; the job runs without kcoord\n")
 
@@ -290,13 +287,11 @@ def test_a_local_directory_that_cannot_be_written_is_a_fault_of_doctors_and_a_li
 def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
     with RedisServer() as server:
         settings = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
-        findings = as_json(sandbox, "doctor", **settings)["findings"]
-        assert not [f for f in findings if f["state"] == "fail"]
-        assert any("a file was published" in f["finding"] for f in findings)
-        assert any("a lease was taken" in f["finding"] for f in findings)
-        assert not [f for f in findings if " off: " in f["finding"] or f["what"] == "hooks"], (
-            "the compilers here are hooked"
-        )
+        found = as_json(sandbox, "doctor", **settings)["findings"]
+        assert not [f for f in found if f["state"] == "fail"]
+        assert any("a file was published" in f["finding"] for f in found)
+        assert any("a lease was taken" in f["finding"] for f in found)
+        assert not [f for f in found if " off: " in f["finding"] or f["what"] == "hooks"], "the compilers are hooked"
         assert not list((sandbox.root / "store" / "v2" / "objects").glob("*/*")), "the probe is removed"
 
 
@@ -304,11 +299,11 @@ def test_doctor_finds_that_a_store_is_full(sandbox: Sandbox) -> None:
     store = sandbox.root / "full" / "store"
     with tmpfs(store.parent, "1m"), RedisServer() as server:
         settings = {"KCOORD_STORE": str(store), "KCOORD_REDIS_URL": server.url}
-        as_json(sandbox, "doctor", **settings)
+        findings(sandbox, **settings)
         with contextlib.suppress(OSError), (store.parent / "filler").open("wb", buffering=0) as filler:
             while filler.write(bytes(1 << 16)):
                 pass
-        (found, *_) = [f for f in as_json(sandbox, "doctor", **settings)["findings"] if f["what"] == "store"]
+        (found, *_) = [f for f in findings(sandbox, **settings) if f["what"] == "store"]
     assert found["state"] == "warn"
     assert "none are published" in found["finding"]
     assert "its file system is full" in found["remedy"]
@@ -323,23 +318,22 @@ def test_doctor_finds_that_a_store_is_full(sandbox: Sandbox) -> None:
     ],
 )
 def test_doctor_names_what_is_wrong_and_the_remedy(sandbox: Sandbox, setting: str, value: str, what: str) -> None:
-    done = kcoord(sandbox, "doctor", "--json", code=1, **{setting: value})
-    failed = [f for f in json.loads(done.stdout)["findings"] if f["state"] == "fail"]
+    found = findings(sandbox, code=1, **{setting: value})
+    failed = [f for f in found if f["state"] == "fail"]
     assert any(f["remedy"] for f in failed)
     assert {f["what"] for f in failed} == {what}, "one fault is not told of as two"
-    assert "secret" not in done.stdout
+    assert "secret" not in str(found)
 
 
-def test_brackets_are_text_and_not_markup(sandbox: Sandbox) -> None:
-    shown = kcoord(sandbox, "doctor", KCOORD_LOCAL_DIR=str(sandbox.root / "local[red]")).stdout
-    assert "local[red]" in shown
-
-
-def test_a_path_is_not_cut_where_the_terminal_is_narrow(sandbox: Sandbox) -> None:
-    settings = {"KCOORD_LOCAL_DIR": str(sandbox.root / ("l" * 60)), "KCOORD_SOCKET": str(sandbox.root / ("s" * 60))}
-    shown = sandbox.run_kcoord(*KCOORD, "doctor", COLUMNS="80", **settings).stdout
+def test_a_path_is_text_and_no_markup_and_is_not_cut_where_the_terminal_is_narrow(sandbox: Sandbox) -> None:
+    settings = {
+        "KCOORD_LOCAL_DIR": str(sandbox.root / ("l[red]" * 10)),
+        "KCOORD_SOCKET": str(sandbox.root / ("s" * 60)),
+    }
+    shown = sandbox.run_kcoord(*DOCTOR, COLUMNS="80", **settings).stdout
     assert "…" not in shown
     assert shown.count("s") > 60
+    assert shown.count("[red]") > 5
 
 
 def test_a_bad_setting_is_one_line_without_the_password(sandbox: Sandbox) -> None:

@@ -44,6 +44,7 @@ def run(box: Sandbox, caches: str, cases: list[Any], stock: bool = False) -> lis
     done = box.run_forked(PROGRAMS / "compiled_cases.py", json.dumps(cases), timeout=400, **environment)
     assert done.returncode == 0, done.stderr
     assert "please report it" not in done.stderr
+    assert "stands aside from" not in done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 

@@ -128,21 +128,25 @@ def test_what_one_node_has_compiled_and_measured_another_node_only_loads(
 
 
 WAYS = ("cuda_graphs", "checkpointed", "accumulated", "fsdp", "tensor_parallel", "hf_trainer")
-RANK_IN_GRAPH = {"tensor_parallel", "lightning"}  # DTensor's mesh holds the rank; Lightning takes the GPU of LOCAL_RANK
+RANK_IN_GRAPH = {"tensor_parallel"}  # DTensor's mesh holds the rank
+ALONE = ["--virtual-local-rank"]  # each rank sees its own GPU
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
 @pytest.mark.parametrize(
-    ("flags", "ways"), [(["--virtual-local-rank"], WAYS), ([], ("lightning",))], ids=["its GPU alone", "all GPUs"]
+    ("flags", "later", "ways"),
+    [(ALONE, [], WAYS), ([], ALONE, WAYS), ([], [], ("lightning",))],  # Lightning takes the GPU of LOCAL_RANK
+    ids=["its GPU alone, then all", "all GPUs, then its own alone", "all GPUs"],
 )
 def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
-    sandbox: Sandbox, flags: list[str], ways: tuple[str, ...]
+    sandbox: Sandbox, flags: list[str], later: list[str], ways: tuple[str, ...]
 ) -> None:
+    """A later job loads them all, whether its ranks see the same GPUs or not."""
     for library, way in (("transformers", "hf_trainer"), ("lightning", "lightning")):
         if way in ways:
             pytest.importorskip(library)
 
-    def run(launcher: str, caches: str) -> dict[str, list[dict[str, Any]]]:
+    def run(launcher: str, caches: str, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
         done = sandbox.run(
             *("-m", launcher, "--standalone", "--nproc-per-node=2", *flags, PROGRAMS / "frameworks.py", *ways),
             timeout=400,
@@ -164,12 +168,32 @@ def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
     def traces(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
         return {way: sum(line["traces"] for line in found[way]) for way in ways}
 
-    stock = run("torch.distributed.run", "stock")
-    first, second = run("kcoord_launch.torchrun", "first"), run("kcoord_launch.torchrun", "second")
+    stock = run("torch.distributed.run", "stock", flags)
+    first, second = (run("kcoord_launch.torchrun", *each) for each in (("first", flags), ("second", later)))
     assert losses(first) == pytest.approx(losses(stock), rel=1e-3)
     assert losses(second) == pytest.approx(losses(stock), rel=1e-3)
     assert traces(first) == {way: count if way in RANK_IN_GRAPH else count // 2 for way, count in traces(stock).items()}
     assert traces(second) == {way: count if way == "tensor_parallel" else 0 for way, count in traces(stock).items()}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
+def test_a_process_with_a_model_on_each_of_two_gpus_computes_on_both_what_it_should(sandbox: Sandbox) -> None:
+    """Whichever GPU is the current one when a model runs."""
+
+    def run(**variables: str) -> dict[str, Any]:
+        done = sandbox.run(PROGRAMS / "two_gpus.py", timeout=280, **variables)
+        assert done.returncode == 0, done.stderr
+        assert "please report it" not in done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        for gpu in "01":
+            eager = pytest.approx(found["found"][f"{gpu}, eager"], rel=1e-3, abs=1e-4)
+            assert found["found"][f"{gpu}, its own"] == eager
+            assert found["found"][f"{gpu}, the other"] == eager
+        after: dict[str, Any] = found["after"]
+        return after
+
+    assert run()["1"] == {"traces": 1, "codegens": 2}  # the second model's graphs are the first one's
+    assert run(KCOORD_MOVE="0", KCOORD_LOCAL_DIR=str(sandbox.root / "unmoved"))["1"] == {"traces": 2, "codegens": 4}
 
 
 @pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2), ("cutedsl", 1), ("ninetoothed", 1)])

@@ -309,7 +309,7 @@ def save_a_checkpoint(number, frame):
 use()
 signal.signal(signal.SIGALRM, save_a_checkpoint)
 signal.setitimer(signal.ITIMER_REAL, 1e-4)
-while handled < 300:
+while handled < 150:
     coordinator.get_or_compile(kcoord.CacheKey.of("test", "hot"), lambda staging: None)
     coordinator.counters.read()
 signal.signal(signal.SIGALRM, signal.SIG_IGN)

@@ -19,7 +19,7 @@ from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, KEY, manifest_of
 from tests.support.agents import Node, key_of, until
-from tests.support.command import KCOORD, as_json, kcoord
+from tests.support.command import KCOORD, findings, kcoord
 from tests.support.objects import parts_of
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
@@ -63,7 +63,7 @@ def test_a_pair_is_two_private_files_of_which_neither_is_replaced(sandbox: Sandb
     private = signer.read_text().split()[1]
     assert private not in verifier.read_text()
     assert private not in repr(trust_of(signer))
-    told = [f["finding"] for f in as_json(sandbox, "doctor", KCOORD_SIGNING_KEY_FILE=str(verifier))["findings"]]
+    told = [each["finding"] for each in findings(sandbox, KCOORD_SIGNING_KEY_FILE=str(verifier))]
     assert "require: the key ci verify, and none signs" in told
     signer.unlink()
     kcoord(sandbox, "keys", "new", str(signer), code=1)

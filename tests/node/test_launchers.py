@@ -42,18 +42,18 @@ def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sa
         first.kill()
         (sandbox.root / "first").touch()  # its shell ends, too
     done = finish(first)
-    assert " requests: " not in done.stderr, "it is not the last"
+    assert " kernels: " not in done.stderr, "it is not the last"
     assert agents(sandbox) == [agent]
     (sandbox.root / "other0").touch()
     done = finish(others[0])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counters"]["alone"] == 0
-    assert " requests: " not in done.stderr
+    assert " kernels: " not in done.stderr
     assert agents(sandbox) == [agent]
     (sandbox.root / "other1").touch()
     done = finish(others[1])
     assert json.loads(done.stdout)["counters"]["alone"] == 0
-    assert "7 requests: 3 compiled" in done.stderr, "the last one sums up for all"
+    assert "3 kernels: 3 compiled, 4 loaded" in done.stderr, "the last one sums up for all"
     assert not agents(sandbox), "it has ended before its last launcher has"
     assert not list(sandbox.local.glob("*.sock"))
 
@@ -73,7 +73,7 @@ def test_an_agent_that_nobody_launched_does_not_end_with_launchers(sandbox: Sand
     agent = sandbox.fork_kcoord(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or agent.poll() is not None)
     done = finish(sandbox.fork_kcoord(*EXEC, f"{_rank()} 2"))
-    assert "2 requests: 2 compiled" in done.stderr
+    assert "2 kernels: 2 compiled, 0 loaded" in done.stderr
     assert agent.poll() is None
     agent.terminate()
     finish(agent)
@@ -94,7 +94,7 @@ def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
     finish(first)
     (sandbox.root / "second").touch()
     done = finish(second, 60)
-    assert " requests: " in done.stderr
+    assert " kernels: " in done.stderr
     assert not list(sandbox.local.glob("*.sock"))
 
 

@@ -168,11 +168,11 @@ def test_a_job_that_tells_its_agent_the_profile_later_uses_the_pack_too(tmp_path
         assert_loads(node, NAMES[1:], "pack")
 
 
-def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
+def test_a_warm_start_of_a_hundred_kernels_asks_an_nfs_server_a_few_times(
     tmp_path: Path, interposer: Interposer
 ) -> None:
     """A call below the store is about one request: open, list, stat, read of a MiB, …"""
-    names = [f"k{n}" for n in range(300)]
+    names = [f"k{n}" for n in range(100)]
     store = filled(tmp_path / "store", names=names)
     save_part(store.root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
     calls = [interposer.stall(call, below=store.root, seconds=0) for call in CALLS]

@@ -38,7 +38,7 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.arguments import early_arguments
 from kcoord_launch.pool import packages_of, pool_beside
-from tests.support.command import KCOORD, kcoord
+from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import words_of
 from tests.support.pools import pool_status, start_agent, started, status
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
@@ -551,9 +551,9 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     gate.touch()
     said = report(job)
     assert (len(said["compiled"]), len(said["loaded"])) == (0, 6)
-    assert "6 requests: 6 compiled in" in said["stderr"]
-    assert "6 loaded" in said["stderr"]
-    assert "6 compiled ahead (6 of them used)" in said["stderr"]
+    assert "6 kernels: 6 compiled, 6 loaded" in said["stderr"]
+    figures = as_json(sandbox, "stats", "--job", "tr")
+    assert (figures["ahead"], figures["ahead_used"]) == (6, 6)
 
     def is_reported() -> bool:
         done = sandbox.run_kcoord(*KCOORD, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr")

@@ -92,46 +92,12 @@ def test_bytes_of_another_protocol_end_the_connection_and_nothing_else(
         wire.assert_closed()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [{"id": 1}, {"op": "claim", "id": 1}, {"op": "nonsense", "id": 1}, {"op": "publish", "id": 1, "key": {}}],
-    ids=str,
-)
-def test_a_request_that_makes_no_sense_is_refused(node: Node, serves: None, message: dict[str, Any]) -> None:
-    with node.wire() as wire:
-        wire.hello()
-        wire.send(message)
-        assert wire.frame()["op"] == "refused"
-        wire.assert_closed()
-
-
 KEY = key_of("fuzzed")
 CLAIM = {"op": "claim", "id": 1, "digest": KEY.digest, "backend": "b", "name": "n", "home": "/proc/nowhere/home"}
 PUBLISH = {
     "op": "publish", "id": 1, "key": KEY.to_wire(), "token": "", "staging": "/tmp/nowhere/s", "home": "/tmp/nowhere/h",
     "compile_seconds": 1.0, "device": "",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("home", ["relative", "/a/../b", "/nul\0", "/half\ud800", "", "/" + "x" * 5000])
-def test_a_home_that_is_no_absolute_path_is_refused(node: Node, serves: None, home: str) -> None:
-    with node.wire() as wire:
-        wire.hello()
-        claimed = wire.ask({**CLAIM, "home": home})["op"]
-    with node.wire() as wire:
-        wire.hello()
-        published = wire.ask({**PUBLISH, "home": home})["op"]
-    assert (claimed, published) in (("refused", "refused"), ("lead", "refused"))
-
-
-@pytest.mark.parametrize("name", ["home", "staging"])
-def test_a_path_that_no_file_has_is_refused(node: Node, serves: None, name: str) -> None:
-    request = CLAIM if name == "home" else PUBLISH
-    with node.wire() as wire:
-        wire.hello()
-        wire.send({**request, name: "/" + "x" * fields.LONGEST_PATH})
-        assert "absolute path" in wire.frame()["why"]
-        wire.assert_closed()
 
 
 def test_names_that_a_peer_sends_are_short_where_they_are_shown_and_print(node: Node, serves: None) -> None:
@@ -166,26 +132,6 @@ def test_a_device_is_short_where_it_is_kept(node: Node, serves: None) -> None:
     assert len(artifact.manifest.origin.device) == 200
 
 
-@pytest.mark.parametrize("wait", [0, "false", []])
-def test_a_wait_that_is_neither_true_nor_false_is_refused(node: Node, serves: None, wait: object) -> None:
-    with node.wire() as wire:
-        wire.hello()
-        assert wire.ask({**CLAIM, "wait": wait})["op"] == "refused"
-
-
-def test_a_claim_that_does_not_say_whether_it_waits_waits(node: Node, serves: None) -> None:
-    claim = {**CLAIM, "digest": key_of("nobody has it").digest}
-    with node.wire() as leader, node.wire() as waiter, node.wire() as hurried:
-        for wire in (leader, waiter, hurried):
-            wire.hello()
-        token = leader.ask(claim)["token"]
-        waiter.send(claim)
-        until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
-        assert hurried.ask({**claim, "wait": False}) == {"op": "busy", "id": 1}
-        leader.ask({"op": "give_up", "digest": claim["digest"], "token": token})
-        assert waiter.frame()["op"] == "lead"
-
-
 def test_a_peer_of_another_version_is_told_so(node: Node, serves: None) -> None:
     with node.wire() as wire:
         wire.send({**Identity(1, None, None, "j").hello(), "protocol": 99})
@@ -211,14 +157,3 @@ def test_the_largest_frame_is_read(node: Node, serves: None) -> None:
         message["token"] = "x" * (frames.LARGEST_FRAME - len(frames.encode_frame(message)) - 4)
         assert len(frames.encode_frame(message)) > frames.LARGEST_FRAME - 100
         assert wire.ask(message)["op"] == "done"
-
-
-@pytest.mark.parametrize("length", [1, 4, 5, 20])
-def test_a_peer_that_is_cut_off_in_a_frame_is_let_go(node: Node, serves: None, length: int) -> None:
-    with node.wire() as wire:
-        wire.raw(frames.encode_frame(Identity(1, None, None, "j").hello())[:length])
-
-
-def test_a_peer_that_stays_silent_holds_up_nobody(node: Node, serves: None) -> None:
-    with node.wire(), node.wire() as wire:
-        assert wire.hello()["op"] == "welcome"

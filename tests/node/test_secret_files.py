@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -21,14 +20,13 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.environment import applied, rank_environment
+from tests.support.command import KCOORD, findings
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.sandbox import Sandbox, finish
 
 A, B = "a" * 64, "b" * 64  # keys, in hex
 URL = "redis://kcoord:tr0ub4dor@127.0.0.1:1/0"
 OTHER = 12345  # a user, and a group
-
-KCOORD = ["-c", "import kcoord.cli; kcoord.cli.main()"]
 
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away, and becomes another user")
 
@@ -198,42 +196,40 @@ def test_ranks_that_start_their_agent_and_a_launcher_coordinate_by_the_url_of_th
     with RedisServer(tcp=True, password="tr0ub4dor") as redis:
         path = private(sandbox.root / "url", redis.url)
         given = {"KCOORD_REDIS_URL_FILE": str(path), "KCOORD_STORE": str(sandbox.root / "store")}
-        rank = f"""
-import json, os, subprocess, sys, kcoord
+        rank = """
+import os, kcoord
 key = kcoord.CacheKey.of("test", "k")
 kcoord.connect().get_or_compile(key, lambda staging: (staging / "a").write_text("b"))
-print(subprocess.run([sys.executable, *{KCOORD!r}, "status", "--json"], capture_output=True, text=True).stdout)
-print("BETWEEN", "KCOORD_REDIS_URL_FILE" in os.environ)
+print(kcoord.connect().status()["coordinates"], "KCOORD_REDIS_URL_FILE" in os.environ)
 """
         for launcher in ([], [*KCOORD, "exec", "--", sys.executable]):
             done = finish(sandbox.start(*launcher, "-c", rank, **given))
             assert done.returncode == 0, done.stderr
-            status, _, had = done.stdout.rpartition("BETWEEN")
-            assert json.loads(status)["coordinates"] == "Redis", status
-            assert had.strip() == str(not launcher)
-            assert "tr0ub4dor" not in done.stdout + done.stderr
-        doctor = sandbox.run_kcoord(*KCOORD, "doctor", "--json", **given)
-        assert finding(doctor.stdout, "Redis")[0] == "ok"
+            assert done.stdout == f"Redis {not launcher}\n"
+            assert "tr0ub4dor" not in done.stderr
+        assert of_redis(sandbox, **given)["state"] == "ok"
 
 
-def finding(document: str, what: str) -> tuple[str, str]:
-    return next((f["state"], f["finding"]) for f in json.loads(document)["findings"] if f["what"] == what)
+def of_redis(sandbox: Sandbox, *, code: int = 0, **given: str) -> dict[str, str]:
+    """What doctor finds of Redis."""
+    found = findings(sandbox, code=code, **given)
+    assert "tr0ub4dor" not in str(found)
+    return next(each for each in found if each["what"] == "Redis")
 
 
 def test_doctor_says_what_is_wrong_with_the_file(sandbox: Sandbox) -> None:
     path = private(sandbox.root / "url", URL)
     path.chmod(0o640)
-    ask = [*KCOORD, "doctor", "--json"]
     given = {"KCOORD_REDIS_URL_FILE": str(path), "KCOORD_STORE": str(sandbox.root / "store")}
-    done = sandbox.run(*ask, **given)
-    assert done.returncode == 1
-    assert finding(done.stdout, "Redis") == ("fail", f"KCOORD_REDIS_URL_FILE={path}: others may read or write it: chmod 600 "
-                                             "(of a Kubernetes Secret: defaultMode: 0440)")  # fmt: skip
+    found = of_redis(sandbox, code=1, **given)
+    assert (found["state"], found["finding"]) == (
+        "fail",
+        f"KCOORD_REDIS_URL_FILE={path}: others may read or write it: chmod 600 (of a Kubernetes Secret: defaultMode: 0440)",
+    )
     path.chmod(0o600)
-    done = sandbox.run(*ask, **given)
-    assert finding(done.stdout, "Redis")[0] == "fail", "nobody listens there"
-    assert "check KCOORD_REDIS_URL_FILE, the server" in done.stdout
-    assert "tr0ub4dor" not in done.stdout + done.stderr
+    found = of_redis(sandbox, code=1, **given)
+    assert found["state"] == "fail", "nobody listens there"
+    assert "see the finding, and KCOORD_REDIS_URL_FILE" in found["remedy"]
 
 
 # --- keys ---

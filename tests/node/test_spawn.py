@@ -19,7 +19,7 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Alone
 from kcoord.telemetry.events import Notices
 from tests.support import forked
-from tests.support.agents import ROOT, Node, end_agent, until, watching
+from tests.support.agents import ROOT, Node, end_agent
 
 
 @pytest.fixture(autouse=True)
@@ -248,19 +248,6 @@ def test_an_agent_that_ends_removes_its_own_socket_only() -> None:
         endpoint.unlink_own(node.path, None, 5)
 
 
-def test_a_daemon_that_is_told_to_stop_removes_its_socket_and_the_next_one_takes_over() -> None:
-    with Node() as node:
-        client = node.client()
-        first = client.status()
-        (pid,) = node.agent_pids()
-        end_agent(pid)
-        assert not node.path.exists()
-        second = client.status()
-        assert first is not None
-        assert second is not None
-        assert first["agent"] != second["agent"]
-
-
 def test_a_frozen_program_does_not_start_itself_once_more_for_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `sys.executable` is no Python: it would train, and start itself once more."""
     with Node() as node:
@@ -293,15 +280,3 @@ def test_an_agent_that_ends_as_soon_as_it_has_started_is_told_with_its_log(
         log = node.path.with_suffix(".log")
         assert f"see {log}" in caplog.text
         assert "chmod 600" in log.read_text()
-
-
-def test_a_daemon_that_dies_is_seen_by_nobody_but_its_clients() -> None:
-    with Node() as node:
-        client = node.client()
-        assert client.status()
-        (pid,) = node.agent_pids()
-        with watching(pid) as ended:
-            os.kill(pid, 9)
-            assert ended(20)
-        assert client.status()
-        until(lambda: len(node.agent_pids()) == 1)

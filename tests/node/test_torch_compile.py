@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kcoord.packs.pack_files import packs_of
-from tests.support.command import KCOORD
+from tests.support.command import KCOORD, as_json
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, finish, sandboxed
 from tests.support.waiting import eventually as within
 
@@ -46,6 +46,7 @@ def environment(box: Sandbox, caches: str) -> dict[str, str]:
 def outcomes(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
     assert done.returncode == 0, done.stderr
     assert "please report it" not in done.stderr
+    assert "stands aside from" not in done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -120,6 +121,16 @@ def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> 
     (warm,) = stock(sandbox, "plain", caches="first")  # torch's own caches hold what the ranks put there
     assert result(warm) == result(first[1])
     assert work([warm], "plain")["traces"] == 0
+
+
+def test_what_torchs_own_cache_has_counts_as_loaded_by_the_keys_of_the_compile(sandbox: Sandbox) -> None:
+    """In the local directory of a node it answers before kcoord does."""
+    ranks(sandbox, 1, "plain", KCOORD_JOB="cold")
+    ranks(sandbox, 2, "plain", KCOORD_JOB="warm")
+    first, second = (as_json(sandbox, "stats", "--job", job) for job in ("cold", "warm"))
+    assert first["compiles"] == first["kernels"] == second["kernels"] > 0
+    assert (second["compiles"], second["local_hits"]) == (0, 2 * first["kernels"])
+    assert second["saved_seconds"] > 0
 
 
 def test_each_rank_takes_its_own_part_of_a_tensor_that_is_spread_over_a_mesh(sandbox: Sandbox) -> None:

@@ -119,7 +119,8 @@ def test_ranks_compile_each_kernel_once_and_a_line_sums_it_up(sandbox: Sandbox) 
     assert sum(len(w["compiled"]) for w in witnesses(done.stdout)) == 5
     (line,) = re.findall(r"^kcoord: .*$", done.stderr, re.MULTILINE)
     assert re.search(
-        r"this node: 5 kernels, 20 requests: 5 compiled in [\d.]+ s, 15 loaded \([\d.]+ s of compiling saved\)", line
+        r"kcoord: 5 kernels: 5 compiled, 15 loaded \([\d.]+ s saved\); all ready [\d.]+ s after launch; kcoord report ",
+        line,
     )
     assert not sandbox.processes(), "the agent ends with its job"
     assert not list(sandbox.local.glob("*.sock"))
@@ -149,7 +150,7 @@ def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> No
 def test_no_python_runs_any_program_with_its_compilers_hooked(sandbox: Sandbox) -> None:
     done = sandbox.run_forked(*LAUNCH, "--no-python", "--nproc-per-node=2", "env")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("TRITON_CACHE_MANAGER=kcoord.backends.triton.cache_manager:TritonCacheManager") == 2
+    assert done.stdout.count("_KCOORD_HOOK=1") == 2
 
 
 def test_pet_variables_are_honoured(sandbox: Sandbox) -> None:
@@ -201,14 +202,6 @@ def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     assert not list((sandbox.root / "stock").glob("*/kcoord-*"))
     assert [(w["redis"], w["kcoord"]) for w in witnesses(done.stdout)] == [(False, False)] * 2
     assert "kcoord" not in done.stderr
-
-
-def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) -> None:
-    secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_STORE": str(sandbox.root / "store")}
-    done = sandbox.run_torchrun(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
-    assert done.returncode == 0, done.stderr
-    assert witnesses(done.stdout)[0]["password"] is None
-    assert "hunter2" not in done.stdout + done.stderr
 
 
 def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: Sandbox) -> None:

@@ -18,7 +18,6 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.artifacts.store import open_to_all as upper_directories_open_to_all
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.packs.prefetch import prefetch
 from kcoord.packs.recipe_files import load_profile, parts, save_part
 from kcoord.protocol import messages
 from kcoord.rank.client import Lead, Ready
@@ -26,7 +25,6 @@ from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
-from tests.support import packs
 from tests.support.agents import Node, key_of, lookup, offer, until
 from tests.support.command import KCOORD
 from tests.support.objects import parts_of, payload_of, put_together
@@ -304,22 +302,6 @@ def notices_of(made: Node) -> list[str]:
     return [str(line) for line in made.status()["notices"]]
 
 
-def test_a_forged_artifact_is_compiled_again_and_replaced(root: Path, tmp_path: Path) -> None:
-    with (
-        node(root, OURS, tmp=tmp_path) as one,
-        node(root, OURS, tmp=tmp_path) as two,
-        node(root, OURS, tmp=tmp_path) as three,
-    ):
-        compile_it(one, "k")
-        until_published(root, "k", OURS)
-        ATTACKS["a manifest that was altered"](Store(root).home(key_of("k").digest))
-        compile_it(two, "k")
-        until_published(root, "k", OURS)
-        assert len(quarantined(Store(root))) == 1
-        assert isinstance(three.claim(three.client(), "k"), Ready)
-        assert three.read("k") == "a kernel"
-
-
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "found in the store"])
 def test_a_node_that_lacks_a_key_compiles_for_itself_and_takes_nothing_from_the_others(
     root: Path, tmp_path: Path, announced: bool
@@ -382,6 +364,15 @@ def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(r
         assert sum("a part of a profile is skipped" in line for line in notices_of(made)) == 2
     alone = Settings.from_environ({}, local_dir=str(tmp_path / "other"), store=str(root), trust="require", spawn="0")
     assert readable(alone, "p").store is None, "without an agent nothing vouches for what is there"
+
+
+def test_a_process_that_sees_no_store_reads_a_profile_in_the_copy_of_its_agent(root: Path, tmp_path: Path) -> None:
+    """As the containers beside a sidecar."""
+    opened(root, policy="off")
+    save_part(root / "v2" / "profiles" / "p", [recipe(1)])
+    with node(root, tmp=tmp_path) as made:
+        rank = Settings.from_environ({}, socket=str(made.path), local_dir=str(made.settings.local_dir))
+        assert load_profile(readable(rank, "p"), "p") == [recipe(1)]
 
 
 def test_an_agent_that_has_to_have_a_key_and_has_none_does_not_start(sandbox: Sandbox) -> None:
@@ -492,26 +483,3 @@ def test_the_upper_directories_of_a_namespace_are_looked_at_too(root: Path) -> N
     (root / "namespaces").chmod(0o777)
     assert upper_directories_open_to_all(below) == [root / "namespaces"]
     assert stat.S_IMODE(below.stat().st_mode) & 0o002 == 0
-
-
-# --- a local directory that others can write to ---
-
-
-def test_nothing_is_prefetched_into_a_directory_that_everybody_may_write_to(sandbox: Sandbox) -> None:
-    """What ranks load from there: `tests/attacks/test_open_directories.py`."""
-    open_to_all = sandbox.local
-    open_to_all.chmod(0o777)
-    store = Store(sandbox.root / "store")
-    store.open()
-    store.publish(manifest_of(key=OTHER_KEY), FILES)
-    place = f"objects/{OTHER_KEY.digest[:2]}/{OTHER_KEY.digest}"
-    packs.pack(store, [OTHER_KEY.digest])
-    environment = {
-        "KCOORD_LOCAL_DIR": str(open_to_all), "KCOORD_STORE": str(store.root), "KCOORD_PROFILE": "job",
-    }  # fmt: skip
-    refused = prefetch(Settings.from_environ(environment), timeout=60)
-    assert refused.fetched == 0
-    assert "everybody may write to it" in refused.why
-    assert not (open_to_all / place).exists()
-    open_to_all.chmod(0o700)
-    assert prefetch(Settings.from_environ(environment), timeout=60).fetched == 1

@@ -428,11 +428,8 @@ def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_whe
     assert (done.returncode, done.stderr) == (0, "kcoord: KCOORD_DISABLE is set: nothing is compiled\n")
 
 
-@pytest.mark.parametrize("apart", [[], ["unshare", "--pid", "--fork", "--kill-child"]], ids=["a process", "process 1"])
-def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sandbox, apart: list[str]) -> None:
-    """As the first process of a container, too, which hears no signal that it does not handle."""
-    if apart and subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
-        pytest.skip("this user may not make pid namespaces")
+def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sandbox) -> None:
+    """As the first process of a container, too: `tests/cluster/k8s/test_pod.py`."""
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
 
@@ -440,12 +437,11 @@ def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sa
         return [p for p in sandbox.processes() if any("kcoord.replay" in word for word in words_of(p))]
 
     environment = sandbox.env(PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600", BEGUN=str(begun))
-    command = [*apart, sys.executable, *KCOORD, "warmup", "job", "--workers", "2"]
+    command = [sys.executable, *KCOORD, "warmup", "job", "--workers", "2"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         eventually(begun.exists, what="one compiles")
-        (told,) = psutil.Process(started.pid).children() if apart else [psutil.Process(started.pid)]
         assert compilers()
-        told.terminate()
+        started.terminate()
         started.communicate(timeout=60)
     assert started.returncode == 143
     eventually(lambda: not compilers(), what="neither its processes nor the pool are left")

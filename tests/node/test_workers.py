@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from kcoord.packs.recipe import Recipe
 from kcoord.rank.pool_start import has_cores_to_spare
+from tests.support.profiles import give
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 from tests.support.workers import below_exec, check, reports_in
 
@@ -36,10 +38,13 @@ def test_ranks_that_torchrun_restarts_find_the_kernels_of_the_first_attempt(
     pytest.importorskip("torch")
     if arguments and not has_cores_to_spare(ranks):
         pytest.skip("without a second core there is no pool")
+    if arguments:  # a job of which nothing is known has none
+        give(sandbox, [Recipe("triton", "kernels", "gone", {}, "cuda:90", 1.0, 0)], "restarts")
     program = (PROGRAMS / "restarted.py", reports_in(sandbox), *arguments)
     launch = ("-m", "kcoord_launch.torchrun", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1")
     done = sandbox.run_forked(*launch, *program, KCOORD_PROFILE="restarts" if arguments else "off")
     assert done.returncode == 0, done.stderr
+    assert "AssertionError" not in done.stderr, "no pool ran"
     first, second = ([json.loads(path.read_text()) for path in reports_in(sandbox).glob(f"{n}.*.json")] for n in (0, 1))
     assert (len(first), len(second)) == (ranks, ranks), done.stderr
     assert sum(len(report["compiled"]) for report in first) == 2

@@ -42,5 +42,5 @@ def test_workers_of_a_cluster_that_is_started_below_kcoord(sandbox: Sandbox) -> 
     assert cluster.poll() is None
     cluster.terminate()
     ended = finish(cluster)
-    assert "6 requests: 3 compiled" in ended.stderr
+    assert "3 kernels: 3 compiled, 3 loaded" in ended.stderr
     check(sandbox, done, summary=False)

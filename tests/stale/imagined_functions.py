@@ -40,8 +40,6 @@ FORMS = [
           refuses=True),
     reads("a step of functools.reduce", "def step(a, b): return a * K + b\nK = 2", "functools.reduce(step, [1, 2, x])",
           ("K = 2", "K = 3"), "K = 3", "K = 2"),
-    reads("a function that map calls", "def step(a): return a + K\nK = 2", "list(map(step, [1, x]))", ("K = 2", "K = 3"),
-          "K = 3", "K = 2"),
     reads("a key that sorted calls", "def key(a): return a * SIGN\nSIGN = 1", "sorted([2, x, 1], key=key)",
           ("SIGN = 1", "SIGN = -1"), "SIGN = -1", "SIGN = 1"),
     reads("a comparison in functools.cmp_to_key", "SIGN = 1\nkey = functools.cmp_to_key(lambda a, b: (a - b) * SIGN)",
@@ -107,9 +105,6 @@ BODIES = [
     reads("a global by globals()", "N = 1", "globals()['N']", ("N = 1", "N = 2"), "N = 2", "N = 1", refuses=True),
     reads("a global that eval reads in a constant text", "N = 1", "eval('N + 1')", ("N = 1", "N = 2"), "N = 2", "N = 1",
           refuses=True),
-    does("a global that exec reads in a constant text", "N = 1",
-         "space = {}\nexec('m = N + 1', globals(), space)\nout = space['m']",
-         ("N = 1", "N = 2"), "N = 2", "N = 1", refuses=True),
     reads("the text that eval is given from a global", "TEXT = '1 + 1'", "eval(TEXT)", ("'1 + 1'", "'1 + 2'"),
           "TEXT = '1 + 2'", "TEXT = '1 + 1'", refuses=True),
     reads("a function that exec has made of a text", "TEXT = 'def helper(x): return x + 1'\nexec(TEXT)", "helper(x)",
@@ -137,9 +132,6 @@ BODIES = [
           "Config.__annotations__['tile'] = str", "Config.__annotations__['tile'] = int"),
     reads("a helper's source by inspect.getsource", "import inspect\ndef one(x): return x + 1\ndef two(x): return x\n"
           "helper = one", "inspect.getsource(helper)", ("x + 1", "x + 2"), "helper = two", "helper = one"),
-    reads("a comment in a helper's source by inspect.getsource", "import inspect\ndef one(x):\n    return x  # fast\n"
-          "def two(x):\n    return x  # slow\nhelper = one", "inspect.getsource(helper)", ("# fast", "# faster"),
-          "helper = two", "helper = one"),
     reads("a helper's name", "def one(x): return x\nhelper = one", "helper.__name__", ("def one(x): return x\nhelper = one",
           "def two(x): return x\nhelper = two"), "helper.__name__ = 'two'", "helper.__name__ = 'one'"),
     reads("a helper's signature", "import inspect\ndef helper(tile=1): return 5", "inspect.signature(helper)",
@@ -179,8 +171,6 @@ ELSEWHERE = [
           "lower.register(int, kept)", files=_DISPATCH),
     reads("what a class holds for which singledispatch chooses", f"from .dispatch import lower\n{_BY_CLASS}", "lower(Tile())",
           ("n = 1", "n = 2"), "Tile.n = 2", "Tile.n = 1", files=_DISPATCH),
-    swaps("a helper that a lambda in a default calls", "def one(x): return x + 1\ndef helper(x, f=lambda x: one(x)): return f(x)",
-          "helper(x)", ("x + 1", "x + 2"), "one", "lambda x: 0"),
     swaps("a function that a nested class of the helper calls", "def one(): return 1\ndef helper():\n    class Config:\n"
           "        tile = one()\n    return Config.tile", "helper()", ("return 1", "return 2"), "one", "lambda: 3"),
     swaps("a base class that the function itself derives from", "class Base:\n    tile = 1\nclass Other:\n    tile = 5\n"
@@ -196,9 +186,6 @@ ELSEWHERE = [
          "Caught = Two", "Caught = One"),
     does("a helper that is called by its name in a local table", "def one(x): return x + 1\nkept = one",
          "table = {'one': one}\nout = table['one'](x)", ("x + 1", "x + 2"), "one = lambda x: 0", "one = kept"),
-    does("an attribute of what a helper returns", "class Config: pass\nconfig = Config()\nconfig.tile = 1\n"
-         "def current(): return config", "out = current().tile", ("tile = 1", "tile = 2"), "config.tile = 2",
-         "config.tile = 1", refuses=True),
     does("an attribute of an object that a helper is given", "class Config: pass\nconfig = Config()\nconfig.tile = 1\n"
          "def size(c): return c.tile", "out = size(config)", ("tile = 1", "tile = 2"), "config.tile = 2", "config.tile = 1",
          refuses=True),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.stale.row import Row
-from tests.stale.worlds import Changes, Outcomes, Verdicts, World, code, consult, together
+from tests.stale.worlds import Changed, Changes, Outcomes, Verdicts, World, code, consult, together
 from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import sandboxed
 
@@ -15,25 +15,28 @@ from tests.support.sandbox import sandboxed
 @dataclass(frozen=True)
 class Matrix:
     oracle: Changes
-    kcoord: dict[str, Verdicts]
-    """By what is done about drift."""
-    naive: Changes
+    raises: Verdicts
+    rekeyed: Changed
+    naive: Changes | None
 
 
 @contextlib.contextmanager
-def compiled(table: str, rows: Sequence[Row]) -> Iterator[Matrix]:
+def compiled(table: str, rows: Sequence[Row], *, naive: bool) -> Iterator[Matrix]:
+    """A process in which nothing changes knows nothing of what is to be done about drift: one mode has such processes."""
     with sandboxed() as box:
-        worlds = [World(box, mode, table, rows, WITH_KCOORD, STALE_MODE=mode) for mode in ("raise", "rekey", "naive")]
-        raises, rekeys, naive = worlds
+        worlds = {
+            mode: World(box, mode, table, rows, WITH_KCOORD, STALE_MODE=mode) for mode in ("raise", "rekey", "naive")
+        }
 
         def oracle(state: str, *steps: str) -> Outcomes:
             return consult(box, table, rows, WITH_KCOORD, state, *steps)
 
         *true, raised, rekeyed, missed = together(
             lambda: oracle("before", "compile"), lambda: oracle("before", "change", "compile"),
-            lambda: oracle("after", "compile"), raises.verdicts, rekeys.verdicts, naive.changes,
+            lambda: oracle("after", "compile"), worlds["raise"].verdicts, worlds["rekey"].changed,
+            worlds["naive"].changes if naive else lambda: None,
         )  # fmt: skip
-        yield Matrix(Changes(*true), {"raise": raised, "rekey": rekeyed}, missed)
+        yield Matrix(Changes(*true), raised, rekeyed, missed)
 
 
 def refused(outcomes: Outcomes, row: Row) -> bool:
@@ -48,38 +51,36 @@ def check_the_change(row: Row, matrix: Matrix) -> None:
 
 
 def check_a_new_process(row: Row, matrix: Matrix) -> None:
-    true = code(matrix.oracle.new, row, "call")
-    for verdicts in matrix.kcoord.values():
-        if not refused(verdicts.new, row):
-            served = code(verdicts.new, row, "call")
-            assert served == true
+    if not refused(matrix.raises.new, row):
+        served, true = code(matrix.raises.new, row, "call"), code(matrix.oracle.new, row, "call")
+        assert served == true
 
 
 def check_a_new_key(row: Row, matrix: Matrix) -> None:
-    outcomes = matrix.kcoord["rekey"].same
+    outcomes = matrix.rekeyed.same
     if not refused(outcomes, row):
         served, true = code(outcomes, row, "call"), code(matrix.oracle.same, row, "call")
         assert served == true
 
 
-def check_changed_back(row: Row, mode: str, matrix: Matrix) -> None:
-    verdicts, old = matrix.kcoord[mode], code(matrix.oracle.before, row, "call")
-    if refused(verdicts.back, row):
-        return
-    again, compiles = code(verdicts.back, row, "call"), verdicts.back[row.what]["call"].compiles
-    assert again == old
-    if not refused(verdicts.before, row):
-        first = code(verdicts.before, row, "call")
-        assert first == old
-        assert compiles == 0
+def check_changed_back(row: Row, matrix: Matrix) -> None:
+    old = code(matrix.oracle.before, row, "call")
+    for found in (matrix.raises, matrix.rekeyed):
+        if refused(found.back, row):
+            continue
+        again, compiles = code(found.back, row, "call"), found.back[row.what]["call"].compiles
+        assert again == old
+        if not refused(found.before, row):
+            first = code(found.before, row, "call")
+            assert first == old
+            assert compiles == 0
 
 
 def check_nothing_changed(row: Row, matrix: Matrix) -> None:
     """Else every test here would hold for a cache that never hits."""
-    for verdicts in matrix.kcoord.values():
-        if refused(verdicts.before, row):
-            continue
-        compiles = [o[row.what]["call"].compiles for o in (verdicts.before, verdicts.again)]
-        served, true = code(verdicts.again, row, "call"), code(matrix.oracle.before, row, "call")
+    found = matrix.raises
+    if not refused(found.before, row):
+        compiles = [o[row.what]["call"].compiles for o in (found.before, found.again)]
+        served, true = code(found.again, row, "call"), code(matrix.oracle.before, row, "call")
         assert compiles == [row.compiles, 0]
         assert served == true

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)  # the matrix is compiled in a dozen proce
 
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
-    with shared.compiled("tests.stale.imagined_ways", ROWS) as matrix:
+    with shared.compiled("tests.stale.imagined_ways", ROWS, naive=False) as matrix:
         yield matrix
 
 
@@ -48,7 +48,7 @@ def test_a_changed_process_that_makes_a_new_key_is_served_the_new_code(row: Row,
 
 @by_row(KNOWN)
 def test_a_changed_process_is_told_of_the_drift_or_served_the_new_code(row: Row, matrix: Matrix) -> None:
-    outcomes = matrix.kcoord["raise"].same
+    outcomes = matrix.raises.same
     error = outcomes[row.what]["call"].error
     if not (error.startswith("GlobalsDrift: ") or shared.refused(outcomes, row)):
         served, true = code(outcomes, row, "call"), code(matrix.oracle.same, row, "call")
@@ -56,9 +56,8 @@ def test_a_changed_process_is_told_of_the_drift_or_served_the_new_code(row: Row,
 
 
 @by_row([row for row in KNOWN if row.what not in COMPILED_AGAIN])
-@pytest.mark.parametrize("mode", ["raise", "rekey"])
-def test_changed_back_it_is_served_the_old_code_without_a_compile(row: Row, mode: str, matrix: Matrix) -> None:
-    shared.check_changed_back(row, mode, matrix)
+def test_changed_back_it_is_served_the_old_code_without_a_compile(row: Row, matrix: Matrix) -> None:
+    shared.check_changed_back(row, matrix)
 
 
 @by_row(ROWS)
@@ -66,16 +65,14 @@ def test_with_nothing_changed_another_process_compiles_nothing(row: Row, matrix:
     shared.check_nothing_changed(row, matrix)
 
 
-@pytest.mark.parametrize("mode", ["raise", "rekey"])
-def test_nothing_goes_wrong_inside(mode: str, matrix: Matrix) -> None:
-    assert matrix.kcoord[mode].stderr == ""
+def test_nothing_goes_wrong_inside(matrix: Matrix) -> None:
+    assert matrix.raises.stderr == matrix.rekeyed.stderr == ""
 
 
 @by_row([row for row in ROWS if row.what in BEYOND])
 def test_a_limit_is_one_still(row: Row, matrix: Matrix) -> None:
     """Else its row belongs to the others, and docs/keys.md says too much."""
-    rekeyed = matrix.kcoord["rekey"]
-    served = [code(outcomes, row, "call") for outcomes in (rekeyed.same, rekeyed.new)]
+    served = [code(outcomes, row, "call") for outcomes in (matrix.rekeyed.same, matrix.raises.new)]
     true = [code(outcomes, row, "call") for outcomes in (matrix.oracle.same, matrix.oracle.new)]
     assert served != true
 

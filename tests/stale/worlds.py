@@ -40,20 +40,26 @@ def code(outcomes: Outcomes, row: Row, way: str) -> str:
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What a world served. ``same``, ``back`` and ``before`` are of one process, ``again`` and ``new`` of one each."""
+class Changed:
+    """What a world served to one process."""
 
     before: Outcomes
     same: Outcomes
     """Changed in the running process,"""
     back: Outcomes
     """and changed back."""
+    stderr: str
+    """What all processes wrote, but for the summary of a job."""
+
+
+@dataclass(frozen=True)
+class Verdicts(Changed):
+    """And to others."""
+
     again: Outcomes
     """Another process, with nothing changed."""
     new: Outcomes
     """Another process, after the edit."""
-    stderr: str
-    """What all of them wrote, but for the summary of a job."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +96,18 @@ class World:
         arguments = ("-m", "tests.stale.child", self._table, tree, state, *steps)
         done = finish(self._box.fork(*arguments, preload=self._preload, **self._variables))
         assert done.returncode == 0, done.stderr
-        self._stderr += [line for line in done.stderr.splitlines() if " requests: " not in line]
+        self._stderr += [line for line in done.stderr.splitlines() if " kernels: " not in line]
         return _parse(json.loads(done.stdout.splitlines()[-1]), steps.count("compile"))
 
-    def verdicts(self) -> Verdicts:
+    def changed(self) -> Changed:
         before, same, back = self.run("before", "compile", "change", "compile", "undo", "compile")
+        return Changed(before, same, back, "\n".join(self._stderr))
+
+    def verdicts(self) -> Verdicts:
+        found = self.changed()
         (again,) = self.run("before", "compile")
         (new,) = self.run("after", "compile")
-        return Verdicts(before, same, back, again, new, "\n".join(self._stderr))
+        return Verdicts(found.before, found.same, found.back, "\n".join(self._stderr), again, new)
 
     def changes(self) -> Changes:
         """``before``, ``same`` and ``new`` alone."""

@@ -23,7 +23,7 @@ from tests.support.triton_ranks import hooked
 _SEES_IDLE_CORES = """
 import sys
 from kcoord.agent import claims, pools
-from kcoord.agent.permits import Permits
+from kcoord.agent.pools import Permits
 ask = Permits.ask
 Permits.ask = lambda self, owner, most, memory, idle, left: ask(self, owner, most, memory, 8.0, 8.0)
 pools._RESTS, claims._STARVED = {rests}, {starved}

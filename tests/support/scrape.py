@@ -91,7 +91,7 @@ def run_job(store: str) -> Job:
             out, _ = process.communicate(timeout=60)
             assert process.returncode == 0
             for name, value in json.loads(out)["counters"].items():
-                counters[name] = counters.get(name, 0) + (len(value) if name == "stood_aside" else value)
+                counters[name] = counters.get(name, 0) + (len(value) if isinstance(value, list) else value)
         aside = (
             "from kcoord.backends import reliances; reliances.stand_aside('toy', 'toy 2.0', 'kernels', 'it differs')"
         )

@@ -41,6 +41,7 @@ def fork_rank(sandbox: Sandbox, *arguments: str | Path, **more: str | None) -> S
 def report(process: Started) -> dict[str, Any]:
     done = finish(process)
     assert done.returncode == 0, done.stderr
+    assert "stands aside from" not in done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found | {"stderr": done.stderr}
 

@@ -17,8 +17,10 @@ from typing import Any
 import click
 import pytest
 
+from kcoord.backends.registry import compilers
 from kcoord.cli import _COMMANDS, cli
 from kcoord.settings import FIELDS, variable
+from tests import newest
 from tests.support.sandbox import PROGRAMS, Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,7 @@ PAGES = [
     ROOT / "examples" / "README.md",
     *sorted(ROOT.glob("launch/*/*.md")),
 ]
+_RESULT = re.compile(r"\((benchmarks/results/[^)]+\.md)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNS = {  # pages whose Python runs, block after block, and what they take for granted
     "docs/backends.md": "",
@@ -76,6 +79,20 @@ def test_generated_pages_are_what_the_code_says(name: str) -> None:
 
 def test_the_picture_shows_the_results() -> None:
     assert (DOCS / "first-step.svg").read_text() == _generator().first_step.drawn(), "run: python docs/generate.py"
+
+
+def test_the_readmes_seconds_are_those_of_the_results_that_it_links() -> None:
+    """Those of a row's own link, else of its section's, rounded."""
+    rows = 0
+    for section in (ROOT / "README.md").read_text().split("\n## "):
+        for row in (line for line in section.splitlines() if line.startswith("| ")):
+            linked = re.findall(_RESULT, row) or re.findall(_RESULT, section)
+            measured = [float(n) for file in linked for n in re.findall(r"\d+\.\d+", (ROOT / file).read_text())]
+            for said in re.findall(r"\| \**(\d+(?:\.\d+)?) s\b", row):
+                rows += 1
+                half = 0.5 * 10 ** -len(said.partition(".")[2])
+                assert any(abs(float(said) - number) <= half + 1e-9 for number in measured), (said, row)
+    assert rows >= 20
 
 
 @each_page
@@ -192,7 +209,20 @@ def test_what_people_are_told_to_type_works(sandbox: Sandbox, page: str, command
     )
     assert done.returncode == 0, done.stderr
     if program:
-        assert "4 requests: 2 compiled" in done.stderr
+        assert "2 kernels: 2 compiled, 2 loaded" in done.stderr
+
+
+def test_compatibility_quotes_the_releases_that_are_tested() -> None:
+    rows = [f"| `{each.package}` | {', '.join(each.releases)} |" for each in newest.table()]
+    page = (DOCS / "compatibility.md").read_text()
+    assert "\n".join(["| package | releases |", "| --- | --- |", *rows, ""]) in page
+
+
+def test_the_oldest_release_that_is_tested_is_the_oldest_that_doctor_accepts() -> None:
+    oldest = {package: number for each in compilers() for package, number in each.packages.items()}
+    for each in newest.table():
+        number = oldest.get(each.package, ())
+        assert tuple(map(int, each.releases[0].split(".")[: len(number)])) == number, each.package
 
 
 def test_the_site_has_every_page_and_builds_strictly(tmp_path: Path) -> None:

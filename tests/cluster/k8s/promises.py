@@ -10,7 +10,7 @@ from tests.cluster.k8s.manifests import Object, Pod, environment, is_sidecar, po
 KNOWN = {variable(field.name) for field in FIELDS}
 SECRETS = set(map(variable, settings.SECRETS))
 FILES = set(map(variable, settings.SECRET_FILES))
-_OURS = ("kcoord-agent", "kcoord-prefetch", "gc")  # the containers of the agent's image
+_OURS = ("kcoord-agent", "gc")  # the containers of the agent's image
 _SECRET = "kcoord-agent"
 _GRACE = 30 + ENDS_WITHIN  # seconds: Kubernetes' own for the trainer, and after it the agent's
 _RESTRICTED = {

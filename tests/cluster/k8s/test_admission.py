@@ -123,10 +123,10 @@ def test_a_pod_that_says_little_is_valid_with_an_agent(switches: dict[str, str],
         pod["spec"]["initContainers"] = before
     made = inject(policy(), pod, params(**switches))
     validate(made)
-    *others, agent, prefetch = made["spec"]["initContainers"]
-    assert (agent["name"], prefetch["name"], others) == ("kcoord-agent", "kcoord-prefetch", before or [])
+    *others, agent = made["spec"]["initContainers"]
+    assert (agent["name"], others) == ("kcoord-agent", before or [])
     assert is_sidecar(agent)
-    assert {c["image"] for c in (agent, prefetch)} == {IMAGE}
+    assert agent["image"] == IMAGE
     assert bool(agent.get("ports")) == bool(switches)
 
 

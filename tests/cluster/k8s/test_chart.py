@@ -61,6 +61,7 @@ EVERYTHING: dict[str, str] = {
     "settings__KCOORD_MAX_WAIT": "60",
     "metrics__enabled": "true",
     "metrics__podMonitor": "true",
+    "metrics__alerts": "true",
     "localDisk__path": "/scratch/kcoord",
     "localDisk__size": "1Ti",
     "inject__image": "registry.example.com/kcoord-agent:0.1.0",
@@ -72,7 +73,7 @@ def test_every_object_is_valid_and_every_pod_keeps_its_promises(values: dict[str
     found = list(chart(**values).values())
     check(found)
     for each in found:
-        if each["kind"] != "PodMonitor":
+        if each["kind"] not in ("PodMonitor", "PrometheusRule"):
             validation.validate(each, validation.latest_version(), strict=True)
 
 
@@ -118,7 +119,16 @@ def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> 
 def test_a_value_that_means_nothing_is_refused(value: str) -> None:
     done = helm("template", "kcoord", CHART, "--set", value)
     assert done.returncode != 0
-    assert value.split(".")[0] in done.stderr
+    assert value.partition("=")[0].partition(".")[2] in done.stderr
+
+
+def test_its_manifests_are_those_of_kustomize() -> None:
+    """Copies: an archive of the repository may hold no links."""
+    copies = {path.name: path for path in (CHART / "manifests").iterdir()}
+    places = [path for path in (ROOT / "k8s").rglob("*") if path.name in copies and CHART not in path.parents]
+    assert sorted(path.name for path in places) == sorted(copies)
+    for path in places:
+        assert path.read_text() == copies[path.name].read_text(), f"cp {path} {copies[path.name]}"
 
 
 def test_a_package_of_this_version_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) -> None:

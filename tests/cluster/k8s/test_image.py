@@ -85,7 +85,6 @@ def test_every_command_of_the_manifests_runs_from_it(installed: Path, tmp_path: 
         ["--version"],
         ["agent", "--help"],
         ["warmup", "--help"],
-        ["agent", "--prefetch"],
         ["agent", "--await", "0"],
     ):
         done = subprocess.run([kcoord, *words], capture_output=True, text=True, env=clean, timeout=60, cwd=tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kcoord
+from kcoord.agent.metrics import BUCKETS, METRICS
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.artifacts.signing import read_keys
 from kcoord.settings import Settings
@@ -136,9 +137,8 @@ def test_the_component_adds_to_what_the_job_has_and_takes_nothing(name: str) -> 
 
     (path,) = (p for p in (checkout() / "overlays" / name).glob("*.yaml") if p.stem in ("job", "jobset", "runtime"))
     before, after = pod_of(list(yaml.safe_load_all(path.read_text()))), pod_of(objects(name))
-    agent, prefetch = after.spec["initContainers"]
+    (agent,) = after.spec["initContainers"]
     assert (agent["name"], is_sidecar(agent)) == ("kcoord-agent", True)
-    assert (prefetch["name"], is_sidecar(prefetch)) == ("kcoord-prefetch", False)
     for key, value in before.spec.items():
         assert key in ("containers", "volumes") or after.spec[key] == value
     for ours, theirs in zip(before.spec["containers"], after.spec["containers"], strict=True):
@@ -155,7 +155,7 @@ def test_a_job_of_ones_own_keeps_its_init_containers_and_volumes_and_others_are_
     (tmp_path / "job.yaml").write_text(_MINE + "---\n" + _MINE.replace("mine", "other").replace("kcoord/agent", "else"))
     mine, other = kustomized(tmp_path, ["job.yaml"], "sidecar")
     spec = mine["spec"]["template"]["spec"]
-    assert names(spec["initContainers"]) == ["data", "kcoord-agent", "kcoord-prefetch"]
+    assert names(spec["initContainers"]) == ["data", "kcoord-agent"]
     assert names(spec["volumes"]) == ["data", "kcoord", "kcoord-store", "kcoord-secrets"]
     assert all("KCOORD_SOCKET" in environment(container) for container in spec["containers"])
     assert "kcoord" not in str(other).replace("'else': 'sidecar'", "")
@@ -176,7 +176,7 @@ def test_all_components_together_make_a_valid_pod_of_one_that_says_little(tmp_pa
     found = kustomized(tmp_path, ["mine.yaml"], *components)
     validate(found)
     pod = pod_of(found)
-    assert names(pod.containers) == ["data", "kcoord-agent", "kcoord-prefetch", "a", "b"]
+    assert names(pod.containers) == ["data", "kcoord-agent", "a", "b"]
     assert pod.metadata["labels"] == {"kcoord/agent": "sidecar"}
     assert pod.spec["securityContext"] == {"runAsNonRoot": True}, "OpenShift chooses the user"
     for container in pod.containers[1:]:
@@ -221,6 +221,35 @@ def test_prometheus_finds_the_port_that_the_sidecar_serves(tmp_path: Path) -> No
     metrics = Settings.from_environ({"KCOORD_METRICS": environment(agent)["KCOORD_METRICS"]["value"]}).metrics
     assert metrics == f"0.0.0.0:{port['containerPort']}"
     assert not [each["name"] for each in others if "KCOORD_METRICS" in environment(each)]
+
+
+def test_the_store_is_bounded_below_its_claim() -> None:
+    """A full volume would keep new kernels on their nodes."""
+    (claim,) = (each for each in objects("base") if each["metadata"]["name"] == "kcoord-store")
+    settings = dict(
+        line.split("=") for line in (ROOT / "k8s" / "base" / "settings.env").read_text().splitlines() if line[0] != "#"
+    )
+    most = Settings.from_environ(settings).store_max_size
+    assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
+    assert most == 80 << 30
+
+
+def test_each_alert_asks_for_metrics_and_labels_that_there_are(tmp_path: Path) -> None:
+    """`page` or `ticket`; each alert says in one line who has lost what."""
+    parser = pytest.importorskip("promql_parser", reason="pip install promql-parser")
+    found = kustomized(tmp_path, [checkout() / "overlays" / "indexed-job"], "monitoring", "metrics")
+    (group,) = of_kind(found, "PrometheusRule")["spec"]["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) == 10
+    for rule in group["rules"]:
+        parser.parse(rule["expr"])  # raises ValueError
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"].endswith(".")
+        for name, labels in re.findall(r"\b(kcoord_\w+)(?:\{([^}]*)\})?", rule["expr"]):
+            metric = re.sub("_(bucket|count|sum)$", "", name)
+            assert metric in METRICS, rule
+            asked = set(re.findall(r"(\w+)=", labels)) - {"le"}
+            assert asked <= set(METRICS[metric][0]), rule
+            assert ('le="' not in labels) or any(f'le="{bound}"' in labels for bound in BUCKETS), rule
 
 
 # --- secrets, and figures that several places name ---

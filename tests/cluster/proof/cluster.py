@@ -89,12 +89,6 @@ class Node:
         self.logs.append(done.stderr)
         assert done.returncode == 0, done.stderr
 
-    def prefetch(self) -> str:
-        """What the init container says."""
-        done = self.run("kcoord-prefetch")
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
     def vanish(self) -> None:
         """It is cut off, and all its processes end at once."""
         self._cluster.network.cut(self.number)

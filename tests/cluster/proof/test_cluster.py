@@ -26,7 +26,7 @@ def nodes(sandbox: Sandbox) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_job_records_what_it_needs_and_the_next_one_has_it_before_it_starts(nodes: Cluster) -> None:
+def test_a_job_records_what_it_needs_and_the_next_one_has_it_from_its_pack(nodes: Cluster) -> None:
     """The first job is run by the manifest's own command: torchrun's ranks of both nodes meet at ``train-0.train``."""
     pytest.importorskip("torch")
     ranks = 2  # of a node, each of which imports torch
@@ -34,7 +34,6 @@ def test_a_job_records_what_it_needs_and_the_next_one_has_it_before_it_starts(no
     for node in nodes.nodes:
         node.new_pod("indexed-job", changed)
         node.start_sidecar()
-        assert "0 artifacts" in node.prefetch()
     first = [node.start("trainer", NOTES=str(nodes.notes), SECONDS_EACH="0.1") for node in nodes.nodes]
     said = [line for trainer in first for line in _reports(finish(trainer))]
     assert sorted(line["rank"] for line in said) == list(range(NODES * ranks))
@@ -46,7 +45,6 @@ def test_a_job_records_what_it_needs_and_the_next_one_has_it_before_it_starts(no
     warms = nodes.nodes[0]
     warms.new_pod("prewarm", {"--target": [], "cuda:90": [], "16": ["2"]})  # these kernels are for no GPU
     warms.start_sidecar()
-    assert "0 artifacts" in warms.prefetch()
     warmed = warms.run("trainer")
     assert f"{_FEW} compiled" in warmed.stdout, warmed.stderr
     warms.drain_sidecar()
@@ -54,17 +52,18 @@ def test_a_job_records_what_it_needs_and_the_next_one_has_it_before_it_starts(no
     for node in nodes.nodes:
         node.new_pod("indexed-job", {})
         node.start_sidecar()
-        assert f"{_FEW} artifacts" in node.prefetch()
     command = [str(LAUNCHER), str(RANKS), str(WORLD), str(TRAIN), str(_FEW)]
     second = [
         node.start("trainer", ["python", command[0], str(node.number * RANKS), *command[1:]], NOTES=str(nodes.notes))
         for node in nodes.nodes
     ]
     counted = [line["counters"] for trainer in second for line in _reports(finish(trainer))]
-    assert [(c["local_hits"], c["compiles"]) for c in counted] == [(_FEW, 0)] * WORLD
+    assert [(c["compiles"], c["store_hits"] + c["waits"] + c["local_hits"]) for c in counted] == [(0, _FEW)] * WORLD
+    assert sum(c["pack_hits"] for c in counted), "the agents have read it"
     for node in nodes.nodes:
         node.drain_sidecar()
-        assert [len(log.splitlines()) for log in node.logs] == [1] * len(node.logs), "nothing to complain of"
+        complaints = [line for log in node.logs for line in log.splitlines()[1:]]
+        assert all("they were removed" in line for line in complaints), complaints
 
 
 def test_a_job_outlives_a_drained_agent_a_dead_node_that_comes_back_and_a_redis_that_is_rolled(nodes: Cluster) -> None:

@@ -1,7 +1,7 @@
 """Compilers of other releases, each in a process of its own, whose answer is a line of JSON: what kcoord hooks, and what it says.
 
-``removed``: each name that hooks rely on is removed in turn; the first answer is of the release as it is. ``newer``: each
-function takes a further parameter, ``added``, and calls of the hooked ones give it.
+The compilers are those that are installed. ``removed``: each name that hooks rely on is removed in turn; the first answer is of
+the release as it is. ``newer``: each function takes a further parameter, ``added``, and calls of the hooked ones give it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import inspect
 import json
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,24 @@ import torch.utils.cpp_extension
 import triton
 import tvm_ffi.cpp.extension
 
-import kcoord
-from kcoord.backends import reliances
-from kcoord.backends.inductor import compiles
-from kcoord.backends.inductor import hooks as inductor
+import kcoord.backends.triton.autotune  # whose hooks import it late
+from kcoord.backends import reliances, trials
+from kcoord.backends.inductor import compiles, moving
 from kcoord.backends.inductor.request import UNIT
-from kcoord.backends.ninja import hooks as ninja
+from kcoord.backends.registry import compilers, is_installed
 from kcoord.backends.reliances import Part
-from kcoord.backends.triton import autotune
-from kcoord.backends.triton import hooks as triton_hooks
 
-PARTS = [
-    each for module in (inductor, ninja, autotune, triton_hooks) for each in vars(module).values()
-    if isinstance(each, Part) and each.package in sys.modules
-]  # fmt: skip
+for compiler in compilers():
+    for name, hooks in compiler.modules.items():
+        if is_installed(name):
+            import_module(name)
+            import_module(hooks)
+PARTS = list({
+    id(each): each
+    for name, module in list(sys.modules.items()) if name.startswith("kcoord.backends.")
+    for each in vars(module).values() if isinstance(each, Part) and each.package in sys.modules
+    if each.name != "graphs of other GPUs" or moving.may_hook()  # of a torch for CUDA
+}.values())  # fmt: skip
 given: list[Any] = []
 """The values of ``added`` that natives got."""
 
@@ -46,7 +52,7 @@ def definer(part: Part, name: str) -> tuple[Any, str]:
     owner, attribute = part.place(name)
     if attribute not in vars(owner):
         kind = owner if isinstance(owner, type) else type(owner)
-        owner = next(each for each in kind.__mro__ if attribute in vars(each))
+        owner = next(each for each in kind.__mro__[:-1] if attribute in vars(each))  # not `object`
     return owner, attribute
 
 
@@ -70,6 +76,7 @@ def answer(part: Part | None = None, name: str = "") -> dict[str, Any]:
         "removed": None if part is None else [part.compiler, part.name, name],
         "hooked": [[each.compiler, each.name, other] for each, other in hooked],
         "figures": kcoord.connect().counters.read()["stood_aside"],
+        "doctor": [told for each in compilers() for told in trials.parts_off(each.name)],
     }
 
 
@@ -147,6 +154,23 @@ def calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "_bench", partial(triton.runtime.autotuner.Autotuner._bench, tuner, config=None)
     tuner.cache_results = True
     yield "check_disk_cache", partial(triton.runtime.autotuner.Autotuner.check_disk_cache, tuner, (), [], lambda: None)
+    if "tilelang" in sys.modules:
+        yield from of_tilelang()
+    if "ninetoothed" in sys.modules:
+        Path("source.py").write_text("")
+        yield "cache_source", partial(sys.modules["ninetoothed.generation"].cache_source, "")
+        yield "import_from_path", partial(sys.modules["ninetoothed.jit"].import_from_path, "name", "source.py")
+
+
+def of_tilelang() -> Iterator[tuple[str, Callable[..., Any]]]:
+    from tilelang.autotuner.tuner import AutoTuner
+    from tilelang.cache.kernel_cache import KernelCache
+
+    tuner, partial = types.SimpleNamespace(), functools.partial
+    yield "generate_cache_key", partial(AutoTuner.generate_cache_key, tuner)
+    yield "_load_result_from_disk", partial(AutoTuner._load_result_from_disk, tuner, "key")
+    yield "run", partial(AutoTuner.run, tuner)
+    yield "_load_kernel_from_disk", partial(KernelCache._load_kernel_from_disk, None, "key", backend_context=None)
 
 
 def in_a_fork(work: Callable[[], dict[str, Any]]) -> None:
@@ -155,6 +179,8 @@ def in_a_fork(work: Callable[[], dict[str, Any]]) -> None:
     if not child:
         try:
             print(json.dumps(work()), flush=True)
+        except Exception:  # noqa: BLE001 - the test fails for it
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.waitpid(child, 0)

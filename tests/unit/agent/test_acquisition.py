@@ -283,16 +283,6 @@ def full_store(root: Path) -> FullStore:
     return store
 
 
-async def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> None:
-    leases, flights = new_leases(), new_flights()
-    tasks = tasks_of(flights, leases, store=full_store(tmp_path / "store"))
-    await found_full(tasks, tmp_path / "local" / "k")
-    await leader_of(flights, tasks)
-    assert tasks.held == 0
-    assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-    await tasks.end()
-
-
 @pytest.mark.parametrize("full", [True, False])
 async def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(
     tmp_path: Path, full: bool
@@ -360,6 +350,28 @@ async def test_a_second_ready_that_proves_untrue_ends_in_a_compile_without_a_lea
     assert voids == [None, "manifest 1"]
 
 
+async def test_a_store_that_lacks_what_other_nodes_have_published_is_told_once(tmp_path: Path) -> None:
+    """Their KCOORD_STORE is another one."""
+
+    class OfAnotherStore(LocalLeases):
+        async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+            return Ready("theirs") if void is None else Lease(self, key, token, holder, 900.0)
+
+    store, flights, notices = Store(tmp_path / "store"), new_flights(), Notices()
+    store.open()
+    tasks = tasks_of(flights, OfAnotherStore(15.0, 900.0, 30.0), store=store, notices=notices)
+    for number, name in enumerate(
+        ("k", "k", "k", "l", "m", "n"), 1
+    ):  # one alone, again and again, may have been removed
+        claim = replace(claimant(number), key=key_of(name).digest)
+        tasks.carry_out(flights.claim(claim, 0.0))
+        await until(lambda: (flight := flights.get(claim.key)) is not None and flight.state is State.LEADING)  # noqa: B023
+        tasks.carry_out(flights.gone(claim.owner, 0.0))
+        lines, _ = notices.since(0)
+        assert [f"the store {store.root} lacks kernels" in line for line in lines] == [True] * (number >= 5), lines
+    await tasks.end()
+
+
 # Copies between homes of the local tier.
 
 
@@ -384,12 +396,6 @@ def tasks_with(notices: Notices | None = None) -> Tasks:
 def at_home(home: Path) -> Path:
     local.publish_local(stage(home), home, key_of("k"), 0.5, Origin.here(1, 0, ""))
     return home
-
-
-def test_an_artifact_of_this_node_is_copied_to_another_home(tmp_path: Path) -> None:
-    there, home = at_home(tmp_path / "one" / "k"), tmp_path / "two" / "k"
-    assert bringing(tasks_with(), there, home) is True
-    assert local.is_whole(home, key_of("k").digest)
 
 
 def test_what_is_at_home_already_is_not_copied(tmp_path: Path) -> None:
@@ -423,13 +429,6 @@ async def test_where_signatures_are_required_only_homes_that_this_agent_has_fill
     await tiers.publish_locally(staging, ours, key, 0.5, Origin.here(1, 0, ""))
     assert await tiers.bring_home(key.digest, ours, tmp_path / "two" / "k")
     tiers.close()
-
-
-def test_a_home_that_takes_no_files_is_told_of(tmp_path: Path) -> None:
-    there, notices = at_home(tmp_path / "one" / "k"), Notices()
-    (tmp_path / "two").write_text("no directory")
-    assert bringing(tasks_with(notices), there, tmp_path / "two" / "k") is False
-    assert [line for line in notices.since(0)[0] if str(tmp_path / "two") in line]
 
 
 # The end.

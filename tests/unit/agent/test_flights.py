@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -48,10 +47,6 @@ def answered(actions: list[Action]) -> dict[int, object]:
     replies = [a for a in actions if isinstance(a, Reply)]
     assert len({r.claimant.id for r in replies}) == len(replies)
     return {r.claimant.id: (r.answer, r.home) if isinstance(r.answer, Ready) else r.answer for r in replies}
-
-
-def lease_tasks(actions: list[Action]) -> list[Action]:
-    return [a for a in actions if not isinstance(a, Reply)]
 
 
 # Claims.
@@ -134,38 +129,7 @@ def test_a_rank_that_looked_a_moment_too_early_is_sent_to_what_has_landed() -> N
     assert flights.claim(B, 0.0) == [Reply(B, Ready("store"), A.home, remembered=True)]
 
 
-def test_a_rank_that_did_not_find_what_has_landed_begins_a_flight() -> None:
-    flights, token = led_by_a()
-    flights.landing(KEY, token)
-    flights.landed(KEY, "/there")
-    again = replace(B, again=True)
-    assert flights.claim(again, 1.0) == [Acquire(KEY, 2, B.home)]
-    assert flights.claim(C, 1.0) == [], "nobody is sent there any more"
-
-
 # Claims that do not wait.
-
-
-def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
-    flights = new_flights()
-    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 1, HURRIED.home)]
-    assert flights.claim(B, 0.0) == []
-    assert flights.may_compile(KEY, 1, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
-    assert flights.landing(KEY, f"1.{HURRIED.id}")
-    assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
-
-
-def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
-    flights = new_flights()
-    busy = [Reply(HURRIED, BUSY)]
-    flights.claim(A, 0.0)
-    assert flights.claim(HURRIED, 0.0) == busy
-    flights.may_compile(KEY, 1, 0.0)
-    assert flights.claim(HURRIED, 0.0) == busy
-    flights.landing(KEY, f"1.{A.id}")
-    assert flights.claim(HURRIED, 0.0) == busy
-    flights.not_published(KEY, f"1.{A.id}", "disk full", 0.0)
-    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 2, HURRIED.home)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
@@ -213,43 +177,7 @@ def test_a_key_that_another_node_was_at_is_asked_after_again_once_there_is_news(
     assert isinstance(action, Acquire)
 
 
-def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
-    flights = new_flights()
-    for n in range(3):
-        key = f"{KEY}{n}"
-        flights.claim(replace(HURRIED, id=20 + n, key=key), 0.0)
-        flights.must_wait(key, n + 1, "node 2", 0.0, until=2.0)
-    flights.tick(2.0)
-    assert flights._elsewhere == {}
-
-
-def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:
-    flights = new_flights()
-    flights.claim(HURRIED, 0.0)
-    flights.claim(B, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    assert flights.may_compile(KEY, 1, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
-
-
-def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
-    flights, token = led_by_a()
-    flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert flights.claim(HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
-    flights = new_flights()
-    flights.claim(HURRIED, 0.0)
-    assert flights.found(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
-
-
 # Leading and landing.
-
-
-def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
-    flights, token = led_by_a(B, C)
-    assert flights.landing(KEY, token)
-    ready = (Ready("wait"), A.home)
-    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Upload(KEY, 1, A.home)]
-    assert list(flights) == []
 
 
 def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
@@ -280,14 +208,6 @@ def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
     flights.landed(KEY, "/elsewhere")
     assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere", remembered=True)]
-
-
-def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
-    flights, token = led_by_a(B, C)
-    failure = Failed("no registers", "rank 1")
-    actions = flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert actions == [Reply(B, failure), Reply(C, failure), EndLease(KEY, 1, failure)]
-    assert list(flights) == []
 
 
 def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() -> None:
@@ -321,12 +241,6 @@ def waiting_for(holder: str, *claimants: Claimant) -> Flights:
         flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, holder, 0.0)
     return flights
-
-
-def test_after_a_wait_that_was_too_long_one_waiter_compiles_and_the_others_wait_once_more() -> None:
-    flights, _ = overdue_flight()
-    assert flights.tick(2 * MAX_WAIT - 0.1) == []
-    assert alone(flights.tick(2 * MAX_WAIT)) == {C.id, D.id}
 
 
 @pytest.mark.parametrize("token", ["1.1", "1.2"])
@@ -401,13 +315,6 @@ def test_if_the_one_that_went_ahead_fails_all_who_wait_compile_at_once() -> None
     assert flights.landing(KEY, "1.1"), "the leader leads on"
 
 
-def test_if_the_one_that_went_ahead_cannot_publish_all_who_wait_compile_at_once() -> None:
-    flights, token = overdue_flight()
-    flights.landing(KEY, token)
-    actions = flights.not_published(KEY, token, "disk full", MAX_WAIT + 1)
-    assert answered(actions) == {C.id: Alone("disk full"), D.id: Alone("disk full")}
-
-
 def test_threads_of_the_leader_s_own_process_compile_when_they_have_waited_for_long_enough() -> None:
     flights, _ = led_by_a(replace(B, who=A.who))
     assert alone(flights.tick(MAX_WAIT)) == {B.id}
@@ -417,14 +324,6 @@ def test_after_a_long_wait_for_another_node_one_waiter_compiles_and_goes_on_list
     flights = waiting_for("node 2", A, B)
     assert flights.tick(MAX_WAIT) == [Reply(A, Lead("1.1", hedges=True), late="node 2")]
     assert answered(flights.found(KEY, 1, A.home)) == {B.id: (Ready("wait"), A.home)}
-
-
-def test_the_second_wait_for_another_node_is_bounded_and_the_flight_ends_with_its_last_compile() -> None:
-    flights = waiting_for("node 2", A, B)
-    flights.tick(MAX_WAIT)
-    assert alone(flights.tick(2 * MAX_WAIT)) == {B.id}
-    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndLease(KEY, 1)]
-    assert not list(flights)
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -488,29 +387,6 @@ def hedged_flight() -> tuple[Flights, str, str]:
     return flights, flight.leader.token, reply.answer.token
 
 
-def test_a_slow_compile_is_hedged_by_the_first_who_waits() -> None:
-    flights, token, hedge_token = hedged_flight()
-    assert token != hedge_token
-    assert flights.tick(SLOW + 1) == []
-
-
-def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
-    flights = slow_flight()
-    assert flights.tick(2 * SLOW, may_hedge=False) == []
-    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
-
-
-def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
-    known = [math.inf]
-    flights = new_flights()
-    flights.claim(replace(A, slow_after=lambda: known[0]), 0.0)
-    flights.claim(B, 0.0)
-    flights.may_compile(KEY, 1, 0.0)
-    assert flights.tick(SLOW) == []
-    known[0] = SLOW
-    assert answered(flights.tick(SLOW)) == {B.id: Lead("1.2", hedges=True)}
-
-
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
@@ -519,31 +395,12 @@ def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     assert flights.tick(SLOW) == []
 
 
-def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
-    flights = new_flights()
-    flights.claim(SLOW_A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 1.0)
-    assert flights.tick(SLOW) == []
-    assert answered(flights.tick(1.0 + SLOW)) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.landed(KEY, "/there") == [Upload(KEY, 1, "/there")]
-    assert not list(flights)
-
-
 def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_compiles() -> None:
     flights = new_flights()
     flights.claim(SLOW_A, 0.0)
     for heard in (0.0, SLOW / 2, SLOW - 0.1):
         flights.must_wait(KEY, 1, "node 2", heard)
     assert answered(flights.tick(SLOW)) == {A.id: Lead("1.1", hedges=True)}
-
-
-def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
-    flights, token, hedge_token = hedged_flight()
-    assert flights.landing(KEY, hedge_token)
-    actions = flights.landed(KEY, "/there")
-    assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Upload(KEY, 0, "/there")]
-    assert flights.landing(KEY, token)
 
 
 def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_still_at_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcoord.agent.permits import Permits
+from kcoord.agent.pools import Permits
 from kcoord.cgroups import NO_QUOTA
 
 MUCH = 64 << 30  # bytes of memory

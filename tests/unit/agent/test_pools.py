@@ -243,18 +243,6 @@ def test_where_the_gpu_is_not_known_yet_what_the_latest_job_had_is_guessed() -> 
     assert world.status()["guessed"] == 1
 
 
-def test_what_a_launcher_guessed_for_another_gpu_than_the_ranks_have_gives_way() -> None:
-    world = World()
-    here = [recipe("g"), recipe("h", "other")]
-    world.profiles.others = [[replace(recipe("f"), target="cuda:80")], here]
-    world.announce(Client(), profile="mine", modules=["kernels"])
-    assert world.announce(Client(), profile="mine", target="cuda:90").modules == ["kernels", "other"]
-    world.announce(Client(), profile="mine", modules=["kernels", "other"], target="cuda:90")
-    worker = Client()
-    assert [world.taken(worker), world.taken(worker, ended="compiled")] == ["g", "h"]
-    assert world.taken(worker, ended="compiled") is None
-
-
 def test_a_pool_that_ended_before_there_was_work_is_no_start() -> None:
     """Its successor imports the modules."""
     world, early, process = World(), Client(), Client()

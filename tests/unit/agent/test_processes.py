@@ -117,9 +117,8 @@ wire.send(request)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 MUCH_IS_FREE = """
-import kcoord.agent.permits as permits
-permits.cores = lambda: 64.0
-permits.Permits.look = lambda self: None
+import kcoord.agent.pools as pools
+pools.Permits.look = lambda self: None
 """
 
 

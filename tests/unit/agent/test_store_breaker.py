@@ -160,22 +160,6 @@ def test_threads_that_fail_at_once_while_the_probe_looks_begin_one_outage_for_ea
     play(tmp_path, scenario)
 
 
-def test_a_store_that_could_not_be_opened_is_left_alone_until_the_probe_has_opened_it(tmp_path: Path) -> None:
-    async def scenario(disk: Disk) -> None:
-        store = Store(tmp_path / "later" / "store", creates=False)
-        breaker = StoreBreaker(store, disk.notices, probes=(0.02, 0.05))
-        assert breaker.faulty
-        assert await breaker.use(lambda store: "used") is None
-        other = Store(tmp_path / "later" / "store")
-        other.root.parent.mkdir()
-        other.open()
-        await until(lambda: not breaker.faulty)
-        assert await breaker.use(lambda store: "used") == "used"
-        breaker.close()
-
-    play(tmp_path, scenario)
-
-
 # A store that hangs.
 
 
@@ -321,13 +305,3 @@ def test_of_those_who_ask_whether_a_store_that_hangs_takes_artifacts_one_waits(
         hold.end()
 
     play(tmp_path, scenario, looks_within=0.2, probes=NEVER)
-
-
-def test_a_look_finds_out_that_a_store_takes_no_artifacts(tmp_path: Path) -> None:
-    async def scenario(disk: Disk) -> None:
-        assert await disk.breaker.takes_artifacts()
-        disk.break_it()
-        assert not await disk.breaker.takes_artifacts()
-        assert disk.told == [CANNOT]
-
-    play(tmp_path, scenario, probes=NEVER)

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -232,14 +231,6 @@ def test_to_open_a_store_that_is_there_writes_nothing(opened: Store) -> None:
         os.utime(place, (1, 1))
     assert Store(opened.root).open() == opened.uuid
     assert {place.stat().st_mtime for place in places} == {1.0}
-
-
-def test_where_the_store_has_vanished_nothing_is_made(opened: Store) -> None:
-    """Its mount is gone, and there is another disk below."""
-    shutil.rmtree(opened.root)
-    with pytest.raises(StoreError, match="it is missing"):
-        opened.publish(manifest_of(), FILES)
-    assert not opened.root.exists()
 
 
 def test_a_removal_while_it_is_read_is_a_miss(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,11 @@ from kcoord.retention.limits import Limits
 from kcoord.retention.local_collector import collect_local
 
 KEY = CacheKey.of("test", "kernel", source="x")
-FILES = {"kernel.cubin": b"\x7fELF" + bytes(range(256)), "kernel.json": b'{"name": "k"}', "sub/lib.so": b"code"}
+FILES = {
+    "kernel.cubin": b"\x7fELF" + bytes(range(256)),
+    "kernel.json": b'{"name": "k"}',
+    "sub/lib.so": Path("/bin/true").read_bytes(),
+}
 LIST = f"toolchain/{verified._NAME}"
 
 
@@ -80,12 +84,14 @@ def _wait_for_another_tick(home: Path) -> None:
 
 
 def test_another_process_reads_nothing_of_a_verified_artifact(tier: Tier) -> None:
+    """The list has the needs of its libraries, too."""
     assert tier.opened() == local.open_artifact(tier.home, KEY.digest)
     tier.read.clear()
     found = tier.opened()
     assert found is not None
     assert not tier.was_read
     assert found.key.digest == KEY.digest
+    assert found.manifest.needs
 
 
 def test_where_signatures_are_required_every_byte_is_read(tier: Tier) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kcoord.backends import trials
 from kcoord.backends.compiler import Compiler
 from kcoord.cli import doctor
+from tests.support.waiting import eventually
 
 TOY = Compiler("toy", "toy_backend:backend", modules={"toy": "toy_hooks"})
 HOOKS = """
@@ -37,7 +40,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found() -> list[tuple[str, str, str]]:
-    return [(each.state, each.what, each.finding) for each in doctor._hooks()]
+    return [(each.state, each.what, each.finding) for each in doctor._examined(doctor.compilers())]
 
 
 def test_a_part_that_is_not_hooked_is_a_warning_with_the_release_and_the_reason(toy: Path) -> None:
@@ -49,6 +52,21 @@ def test_a_compiler_whose_parts_are_all_hooked_is_no_finding(toy: Path) -> None:
     toy.write_text("def compile(source): pass\ndef tune(source): pass\n")
     toy.with_name("toy_hooks.py").write_text(HOOKS.replace("[True, False]", "[True, True]"))
     assert found() == []
+
+
+def test_a_namespace_that_other_packages_share_is_no_compiler(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy.parent / "shared" / "bindings").mkdir(parents=True)
+    monkeypatch.setattr(doctor, "compilers", lambda: (Compiler("tile", "", modules={"shared.tile.compile": "none"}),))
+    assert found() == []
+    (toy.parent / "shared" / "tile").mkdir()
+    (toy.parent / "shared" / "tile" / "__init__.py").touch()
+    assert found() == [
+        (
+            "warn",
+            "shared.tile.compile",
+            "it cannot be imported: ModuleNotFoundError: No module named 'shared.tile.compile'",
+        )
+    ]
 
 
 def test_hooks_that_fail_are_a_warning(toy: Path) -> None:
@@ -69,14 +87,27 @@ def test_a_compiler_that_cannot_be_imported_is_a_warning_and_the_others_are_look
     [
         ("import os, sys; sys.stderr.write('first\\nno libcuda\\n'); sys.stderr.flush(); os._exit(3)", "no libcuda"),
         ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
-        ("import time; print('[]'); time.sleep(60)", "they were not imported within 3 s"),
+        ("import time; print('[]'); time.sleep(60)", "it took more than 3 s"),
     ],
     ids=["exit", "kill", "time-out"],
 )
 def test_a_crash_and_a_time_out_are_a_warning(toy: Path, code: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_LONGEST", 3)
+    monkeypatch.setattr(trials, "_LONGEST", 3)
     toy.write_text(code)
-    ((state, what, finding),) = found()
-    assert (state, what) == ("warn", "hooks")
-    assert finding.startswith("not known")
-    assert finding.endswith(f": {why}")
+    assert found() == [("warn", "toy", f"not known: {why}")]
+
+
+def test_processes_that_a_compiler_started_end_with_its_time(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_LONGEST", 3)
+    said = toy.with_name("pid")
+    toy.write_text(
+        "import pathlib, subprocess, time\n"
+        f"pathlib.Path({str(said)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))\n"
+        "time.sleep(60)\n"
+    )
+    assert found() == [("warn", "toy", "not known: it took more than 3 s")]
+    eventually(lambda: not is_running(int(said.read_text())))
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

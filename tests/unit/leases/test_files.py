@@ -206,14 +206,6 @@ def test_a_marker_that_was_touched_between_two_looks_expires_a_ttl_after_that(
     files.release()
 
 
-def test_a_holder_that_is_kept_alive_is_not_followed(store: Path) -> None:
-    with OtherAgent(store, TTL) as holder, OtherAgent(store, TTL) as waiter:
-        holder.ask("keep", _KEY, "a", "host-a")
-        end = time.monotonic() + 4 * TTL
-        while time.monotonic() < end:
-            assert waiter.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
-
-
 def test_a_lease_that_its_process_does_not_renew_ends_for_other_processes_too(store: Path) -> None:
     """filelock's heartbeat would go on for ever."""
     with OtherAgent(store, TTL) as holder, OtherAgent(store, TTL) as waiter:

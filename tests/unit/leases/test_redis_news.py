@@ -16,7 +16,7 @@ import redis
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Lease, Ready
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import AT_ONCE, BOUND, some_key, waiting, won
+from kcoord.testing.leases import BOUND, some_key, waiting, won
 from tests.support.redis_server import RedisServer
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
@@ -57,42 +57,6 @@ async def test_a_key_that_another_agent_has_announced_costs_no_question(redis_se
         for n in range(20):
             assert await other.acquire(key, f"t{n}", "host") == Ready("m")
         assert _calls(redis_server, "evalsha") == before
-
-
-async def test_a_ready_that_proved_void_is_asked_for_and_another_one_is_not(redis_server: RedisServer) -> None:
-    async with _agents(redis_server) as (one, other):
-        key = some_key()
-        await one.ready(key, "m")
-        assert await other.acquire(key, "t", "host", void="another") == Ready("m")
-        assert isinstance(await other.acquire(key, "t", "host", void="m"), Lease)
-
-
-async def test_who_waits_is_woken_by_news_within_milliseconds(redis_server: RedisServer) -> None:
-    async with _agents(redis_server, 4) as (one, *others):
-        took = []
-        for _ in range(5):
-            key = some_key()
-            lease = await won(one, key)
-            waiters = [await waiting(other, key, "b") for other in others]
-            began = time.monotonic()
-            await lease.ready("m")
-            assert await asyncio.gather(*waiters) == [Ready("m")] * 3
-            took.append(time.monotonic() - began)
-        assert min(took) < AT_ONCE
-
-
-async def test_a_leader_whose_news_are_lost_is_waited_for_until_the_next_check(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with _agents(redis_server) as (silent, other):
-        monkeypatch.setattr(silent, "_changed", lambda key, fact: None)
-        key = some_key()
-        lease = await won(silent, key)
-        waiter = await waiting(other, key, "b")
-        began = time.monotonic()
-        await lease.ready("m")
-        assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
-        assert 1.5 < time.monotonic() - began < 3.0
 
 
 async def test_a_connection_that_ends_is_followed_by_another_and_nothing_is_missed(redis_server: RedisServer) -> None:

@@ -79,7 +79,7 @@ def test_a_trusted_certificate_of_another_host_is_refused(server: RedisServer, c
     """Whoever redirects a node's connections may have a certificate of the same authority, for a host of his own."""
     with TLSFront(server.port, certificates.elsewhere) as front:
         url = f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={certificates.elsewhere}"
-        with pytest.raises(LeaseUnavailable, match=r"CERTIFICATE_VERIFY_FAILED.* mismatch"):
+        with pytest.raises(LeaseUnavailable, match="its certificate is for another host"):
             _ping(url)
         front.show(certificates.good)
         _ping(f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={certificates.good}")

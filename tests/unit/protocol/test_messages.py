@@ -30,6 +30,7 @@ REQUESTS: list[Request] = [
     messages.Deliver(),
     messages.Deliver([["a span"]], 3),
     messages.Profile("mine"),
+    messages.Profile("mine", sees_store=False),
     messages.Announce(),
     messages.Announce([{"a": 1}], "mine", 1, 2, 8.0, ["kernels"], "cuda:90"),
     messages.Join(),
@@ -111,7 +112,10 @@ def test_a_request_without_a_field_that_has_no_default_is_refused(message: Reque
         (messages.Lookup(KEY.digest), "digest", KEY.digest[:-1]),
         (messages.Lookup(KEY.digest), "digest", KEY.digest.upper()),
         (messages.Claim(KEY.digest, "b", "n", HOME), "wait", 1),
-        (messages.Claim(KEY.digest, "b", "n", HOME), "home", "homes/a"),
+        *(
+            (messages.Claim(KEY.digest, "b", "n", HOME), "home", p)
+            for p in ("homes/a", "/a/../b", "/nul\0", "/\ud800", "")
+        ),
         (messages.Offer(KEY, b"", 1.0, ""), "seconds", float("nan")),
         (messages.Offer(KEY, b"", 1.0, ""), "seconds", True),
         (messages.Measure(KEY.digest, 3), "count", True),

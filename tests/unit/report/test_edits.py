@@ -1,4 +1,4 @@
-"""Two keys compared in words: the definition that was edited, in one line for each file, and code that only moved."""
+"""Two keys compared in words: the definition that was edited, in one line for each file."""
 
 from __future__ import annotations
 
@@ -92,41 +92,6 @@ def test_files_of_others_are_factors_as_any() -> None:
         f"files: {'a' * 64} → {'b' * 64}"
     ]
     assert told(CacheKey.of("b", "n", definitions=1), CacheKey.of("b", "n", definitions=2)) == ["definitions: 1 → 2"]
-
-
-# First lines
-
-MOVED = "first line: 12 → 14 (the code itself is unchanged)"
-
-
-def lines(**factors: Any) -> list[str]:
-    """What is told if a first line and these factors, ``name=(before, now)``, differ."""
-    return told(
-        *(key({}, **{"first line": n, **{k: v[i] for k, v in factors.items()}}) for i, n in enumerate((12, 14)))
-    )
-
-
-def test_a_first_line_alone_is_called_that() -> None:
-    assert lines() == [MOVED]
-    assert lines(env=({"A": "1"}, {"A": "2"})) == ["env A: 1 → 2", MOVED]
-    one, two = (CacheKey.of("t", "k", own="a" * 64).with_details({"first line": n}) for n in (12, 14))
-    assert told(one, two) == [MOVED], "a detail"
-    one, two = (CacheKey.of("t", "k", code={"build": "text", "first line": n}) for n in (12, 14))
-    assert told(one, two) == [f"code {MOVED}"]
-
-
-@pytest.mark.parametrize("factor", ["code", "source"])
-def test_a_first_line_is_left_out_where_code_differs_too(factor: str) -> None:
-    assert lines(**{factor: ("a", "b")}) == [f"{factor}: a → b"]
-    assert lines(**{factor: ({"f": "a"}, {"f": "b"})}) == [f"{factor} f: a → b"]
-
-
-def test_a_first_line_that_an_edit_above_moved_is_left_out_and_one_that_a_comment_moved_is_not() -> None:
-    old = key({"m": HELPERS}, **{"first line": 12})
-    assert told(old, key({"m": "X = 1\n" + HELPERS}, **{"first line": 14})) == ["file m: X was added (line 1)"]
-    assert told(old, key({"m": "#\n" + HELPERS}, **{"first line": 14})) == [
-        "file m: only comments or blank lines changed", MOVED,
-    ]  # fmt: skip
 
 
 # The most similar, and variants

@@ -14,7 +14,7 @@ from kcoord.retention.limits import Collected, Limits
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
 from tests.support.artifacts import DAY, older, publish
-from tests.support.command import as_json, kcoord
+from tests.support.command import as_json
 from tests.support.packs import pack
 from tests.support.sandbox import Sandbox
 from tests.support.signing import OURS, trust
@@ -124,21 +124,10 @@ def test_verify_names_a_pack_that_is_damaged_or_that_no_key_of_ours_has_signed(s
     signed = {**there, "KCOORD_SIGNING_KEY": OURS}
     told = as_json(sandbox, "verify", code=1, **signed)
     assert "not signed" in told["bad"][str(pack_of(store))]
+    whole = as_json(sandbox, "verify", **there)
+    assert (whole["whole"], whole["packs"], whole["bad"]) == (ARTIFACTS, 1, {})
     content = bytearray(pack_of(store).read_bytes())
     content[100] ^= 1
     pack_of(store).write_bytes(content)
     told = as_json(sandbox, "verify", code=1, **there)
     assert (told["whole"], told["packs"], list(told["bad"])) == (ARTIFACTS, 0, [str(pack_of(store))])
-
-
-def test_the_commands_know_packs(sandbox: Sandbox) -> None:
-    store = made(sandbox.root / "store")
-    there = {"KCOORD_STORE": str(store.root)}
-    assert len(as_json(sandbox, "ls", **there)) == ARTIFACTS
-    verified = as_json(sandbox, "verify", **there)
-    assert (verified["whole"], verified["packs"], verified["bad"]) == (ARTIFACTS, 1, {})
-    assert f"{ARTIFACTS} artifacts and 1 pack verified, 0 bad" in kcoord(sandbox, "verify", **there).stdout
-    kcoord(sandbox, "doctor", **there)
-    printed = kcoord(sandbox, "gc", "--unused-for", "10d", "--least-age", "0s", **there).stdout
-    assert f"removed packs/job/{pack_of(made(sandbox.root / 'other')).name}" in printed
-    assert "4 of 4 artifacts stay" in printed

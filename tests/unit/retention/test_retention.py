@@ -699,7 +699,7 @@ def test_a_key_is_withdrawn_from_the_store_its_packs_and_this_node_whatever_limi
     ("arguments", "told"),
     [
         (["--key", "abc"], "at least the key's first 12 digits"),
-        (["--key", "0" * 12, "--max-size", "1"], "give it alone"),
+        (["--key", "0" * 12, "--max-size", "1"], "give them alone"),
     ],
 )
 def test_a_withdrawal_that_may_mean_more_than_a_key_is_a_usage_error(

@@ -61,21 +61,6 @@ def test_an_agents_log_is_text_unless_it_is_set_to_json(log_format: str) -> None
         assert message.startswith("not published")
 
 
-def test_warnings_and_the_error_that_ends_the_process_are_lines_too() -> None:
-    code = (
-        "import logging, warnings; from kcoord.telemetry.events import log_as\n"
-        "logging.basicConfig(); log_as('json')\n"
-        "warnings.warn('a warning', stacklevel=1)\n"
-        "raise RuntimeError('the end')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    assert done.returncode == 1
-    warning, end = map(json.loads, done.stderr.splitlines())
-    assert warning["logger"] == "py.warnings"
-    assert (end["level"], end["message"]) == ("critical", "the process ends: the end")
-    assert "RuntimeError" in end["error"]
-
-
 def test_a_format_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> None:
     code = "from kcoord.cli import main; main()"
     command = [sys.executable, "-c", code, "agent", "--log-format", "xml", "--local-dir", str(tmp_path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -18,16 +19,13 @@ from kcoord.backends.inductor import cpp
 from tests.support.sandbox import Sandbox
 
 
-def a_build(directory: Path, compiler: str = "", header: str = "#define ANSWER 42\n") -> cpp.Build:
+def a_build(directory: Path, compiler: str = "", answer: int = 42) -> cpp.Build:
     """An object file and a library, as torch makes them."""
     directory.mkdir()
-    compiled = directory / "header.h"
-    compiled.write_text(header)
     source = directory / "unit.cpp"
-    source.write_text('extern "C" int answer() { return ANSWER; }\n')
+    source.write_text(f'extern "C" int answer() {{ return {answer}; }}\n')
     how: dict[str, Any] = {"compiler": compiler or get_cpp_compiler(), "cflags": ["fPIC"]}
     options = BuildOptionsBase(**how, compile_only=True)
-    options.precompiled_header = str(compiled)
     first = CppBuilder("unit", str(source), options, str(directory))
     linker = CppBuilder(
         "unit", first.get_target_file_path(), BuildOptionsBase(**how, ldflags=["shared"]), str(directory)
@@ -86,8 +84,14 @@ def test_builders_of_another_torch_are_left_alone(tmp_path: Path) -> None:
     assert "differ" in cpp.CppBackend().bypass(request)
 
 
+def test_a_worker_is_told_which_header_it_may_precompile() -> None:
+    header = cpp.precompile_later("prefix.h", "g++ i", vec_isa="AVX2")
+    assert not header, "a builder leaves it out"
+    assert pickle.loads(pickle.dumps(header)).asked == (("prefix.h", "g++ i"), {"vec_isa": "AVX2"})
+
+
 def test_a_compiler_at_another_place_makes_no_other_key(tmp_path: Path) -> None:
-    """Torch names its files, and the header that it precompiles, by hashes of the compiler's path."""
+    """Torch names its files by hashes of the compiler's path."""
     driver = Path(shutil.which("g++") or pytest.skip("no g++")).resolve()
     keys = []
     for name in ("one", "two"):
@@ -98,8 +102,8 @@ def test_a_compiler_at_another_place_makes_no_other_key(tmp_path: Path) -> None:
         request = a_build(tmp_path / name / "cache", str(tmp_path / name / "bin" / "g++"))
         keys.append(cpp.CppBackend().key(request))
     assert keys[0] == keys[1]
-    other = a_build(tmp_path / "other", str(tmp_path / "two" / "bin" / "g++"), "#define ANSWER 43\n")
-    assert [found.name for found in keys[0].diff(cpp.CppBackend().key(other))] == ["headers"]
+    other = a_build(tmp_path / "other", str(tmp_path / "two" / "bin" / "g++"), 43)
+    assert [found.name for found in keys[0].diff(cpp.CppBackend().key(other))] == ["sources"]
 
 
 def test_a_source_that_vanished_is_torchs_error_and_none_of_kcoord(sandbox: Sandbox) -> None:
@@ -122,3 +126,55 @@ except Exception as error:
     assert (done.stdout, done.returncode) == ("CppCompileError\n", 0), done.stderr
     assert "unit.cpp" in done.stderr
     assert "please report it" not in done.stderr
+
+
+NODE = r"""
+import os, re, sys
+directory, release, newer = sys.argv[1:]
+os.confstr = lambda name: f"glibc {release}"
+from pathlib import Path
+import kcoord
+from kcoord.backends.inductor import cpp
+from tests.unit.backends.inductor.test_cpp import a_build, answer
+
+def raised(self, request, staging, native=cpp.CppBackend.compile):
+    done = native(self, request, staging)
+    library = staging / "library.so"
+    library.write_bytes(re.sub(rb"GLIBC_2(?=\.)", b"GLIBC_9", library.read_bytes()))
+    return done
+
+if newer:
+    cpp.CppBackend.compile = raised
+request = a_build(Path(directory))
+request.sources[0].write_text('#include <cstdio>\nextern "C" int answer() { return std::puts("") < 0 ? 0 : 42; }\n')
+cpp.build(request.lock, request.builders)
+try:
+    print("it answers", answer(request.target), end=", ")
+except OSError as error:
+    print("it does not load", end=", ")
+print(int(kcoord.connect().counters.read()["compiles"]), "compiles")
+"""
+
+
+@pytest.mark.parametrize(
+    ("newer", "first", "next_ones"),
+    [
+        ("", "it answers 42, 1 compiles", ["it answers 42, 0 compiles"] * 2),
+        ("newer", "it does not load, 1 compiles", ["it answers 42, 1 compiles", "it answers 42, 0 compiles"]),
+    ],
+)
+def test_hosts_of_other_c_libraries_share_a_library_that_they_can_open(
+    sandbox: Sandbox, newer: str, first: str, next_ones: list[str]
+) -> None:
+    """One that they cannot open would end the job. `newer`: it needs a C library that no host has."""
+
+    def node(name: str, release: str, newer: str = "") -> str:
+        root = str(Path(__file__).parents[4])
+        done = sandbox.run_forked("-c", NODE, sandbox.root / name, release, newer, PYTHONPATH=root)
+        assert done.returncode == 0, done.stderr
+        assert "kcoord" not in done.stderr
+        return done.stdout.strip()
+
+    assert node("builder", "2.99", newer) == first
+    assert [node("old", "2.17"), node("other", "2.17")] == next_ones
+    assert not list(sandbox.local.glob("objects/*/.kcoord/quarantine/*"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,45 @@ def load(
 def test_processes_with_directories_of_their_own_build_once(sandbox: Sandbox, source: Path) -> None:
     assert load(sandbox, source, directory="one") == {"numbers": [7], "builds": 1}
     assert load(sandbox, source, directory="two") == {"numbers": [7], "builds": 0}
+
+
+FILE = """
+import sys
+import kcoord
+kcoord.install()
+from torch.utils import cpp_extension
+print(cpp_extension.load("numbers", [sys.argv[1]], is_python_module=False))
+"""
+
+GONE = """
+import shutil, sys
+import kcoord
+kcoord.install()
+from torch.utils import cpp_extension
+native = cpp_extension._run_ninja_build
+def build(*arguments, **keywords):
+    native(*arguments, **keywords)
+    shutil.rmtree(sys.argv[2])
+cpp_extension._run_ninja_build = build
+print(cpp_extension.load("numbers", [sys.argv[1]]).number())
+"""
+
+
+@pytest.mark.parametrize("rank", ["that builds", "that loads"])
+def test_a_library_is_where_torch_would_have_built_it(sandbox: Sandbox, source: Path, rank: str) -> None:
+    """Other programs load it by that path, also when the job is over."""
+    if rank == "that loads":
+        load(sandbox, source)
+    place = sandbox.root / "named" / "numbers"
+    done = sandbox.run_forked("-c", FILE, source, TORCH_EXTENSIONS_DIR=str(place.parent))
+    assert (done.returncode, done.stdout) == (0, f"{place}/numbers.so\n"), done.stderr
+    assert ctypes.CDLL(f"{place}/numbers.so").PyInit_numbers
+
+
+def test_a_library_is_loaded_though_torchs_directory_goes_while_it_is_built(sandbox: Sandbox, source: Path) -> None:
+    place = sandbox.root / "named"
+    done = sandbox.run_forked("-c", GONE, source, place, TORCH_EXTENSIONS_DIR=str(place))
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
 INLINE = """
@@ -166,6 +207,15 @@ def waiting(sandbox: Sandbox) -> list[int]:
     return [len(flight["waiting"]) for flight in json.loads(listed.stdout)["flights"]] if listed.returncode == 0 else []
 
 
+def ranks_that_wait(sandbox: Sandbox, rank: Callable[[], Any]) -> list[Any]:
+    """Two more ranks, one after the other: one that writes the file empties it first, and another would read it empty."""
+    ranks = []
+    for number in (1, 2):
+        ranks.append(rank())
+        eventually(lambda: waiting(sandbox) == [number], 60, f"{number} ranks wait")  # noqa: B023 - called at once
+    return ranks
+
+
 def test_a_source_that_each_rank_generates_with_equal_text_is_built_once(sandbox: Sandbox, source: Path) -> None:
     """They write it in place, while the first rank's compiler reads it."""
     source.with_name("number.h").unlink()
@@ -176,8 +226,7 @@ def test_a_source_that_each_rank_generates_with_equal_text_is_built_once(sandbox
 
     first = rank()
     eventually(lambda: list(sandbox.root.glob("building.*")), 60)
-    others = [rank(), rank()]
-    eventually(lambda: waiting(sandbox) == [2], 60)
+    others = ranks_that_wait(sandbox, rank)
     (sandbox.root / "first").touch()
     done = [finish(process) for process in (first, *others)]
     assert [d.stdout for d in done] == ["7 1\n", "7 0\n", "7 0\n"], done[0].stderr
@@ -194,8 +243,7 @@ def test_a_build_that_is_not_shared_holds_nobody_up(sandbox: Sandbox, source: Pa
 
     first = rank()
     eventually(lambda: list(sandbox.root.glob("building.*")), 60)
-    others = [rank(), rank()]
-    eventually(lambda: waiting(sandbox) == [2], 60)
+    others = ranks_that_wait(sandbox, rank)
     (sandbox.root / "first").touch()
     eventually(lambda: len(list(sandbox.root.glob("building.*"))) == 3, 30)
     (sandbox.root / "later").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -24,8 +25,10 @@ import triton.compiler.compiler
 import triton.runtime.autotuner
 import triton.runtime.cache
 
+from kcoord.backends import reliances
 from kcoord.backends.fail_open import notices
 from kcoord.backends.triton import own_key as triton_key
+from kcoord.backends.triton import version_of
 from kcoord.backends.triton.own_key import hook
 from kcoord.backends.triton.tools import tool_factors, triton_tools
 from kcoord.keys.tools import machine_cache
@@ -297,20 +300,6 @@ def test_a_chosen_tool_that_is_missing_leaves_the_shipped_one(
     assert factors() != plain
 
 
-def test_a_knob_that_was_set_in_the_program_counts(
-    factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = factors()
-    (tmp_path / "ptxas").write_text("mine")
-    knobs: Any = triton.knobs
-    monkeypatch.setitem(vars(knobs.nvidia), "ptxas", str(tmp_path / "ptxas"))
-    assert factors() == {
-        "ptxas": plain["ptxas"],
-        "libdevice.10.bc": plain["libdevice.10.bc"],
-        "TRITON_PTXAS_PATH": hashlib.sha256(b"mine").hexdigest(),
-    }
-
-
 def test_plug_ins_count_by_content(factors: Factors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.so", "b.so"):
         (tmp_path / name).write_text(name)
@@ -319,3 +308,16 @@ def test_plug_ins_count_by_content(factors: Factors, tmp_path: Path, monkeypatch
     (tmp_path / "b.so").write_text("another")
     after = factors()
     assert [label for label in before if before[label] != after[label]] == ["TRITON_PLUGIN_PATHS.1"]
+
+
+@pytest.mark.parametrize("backend", ["nvidia", "amd"])
+def test_a_release_without_hashes_of_libraries_is_told_unless_its_keys_never_had_them(
+    local: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """AMD's backend has none before Triton 3.9, also where no AMD GPU is."""
+    compiler = importlib.import_module(f"triton.backends.{backend}.compiler")
+    monkeypatch.delattr(compiler, "file_hash", raising=False)
+    monkeypatch.setattr(reliances, "asides", {})
+    triton_key.hook_libraries(local)
+    is_told = backend == "nvidia" or version_of(triton.__version__) >= (3, 9)
+    assert (("triton", "hashes of libraries") in reliances.asides) is is_told

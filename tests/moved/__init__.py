@@ -1,0 +1,1 @@
+"""Every row of docs/faults.md, with its fault injected for real."""
