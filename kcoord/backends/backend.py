@@ -297,17 +297,20 @@ class Backend(ABC, Generic[R, H]):
         )
         found = coordinator.request(wanted, wait=waits)
         if isinstance(found, Compilation) and (missing := self.borrowed(request, asked.key)):
-            found = self._alone(found, missing)
+            found = self._alone(found, asked.key, missing)
         # an automatic profile lists this node's artifacts since their compiles; a profile that the user named may be newer
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
             self._record(request, wanted.home, found.manifest.compile_seconds)
         return found
 
-    def _alone(self, compilation: Compilation, missing: str) -> Compilation:
+    def _alone(self, compilation: Compilation, asked: CacheKey, missing: str) -> Compilation:
         """The compile for this process alone: with a borrowed compiler it fails, or its output is another's."""
         compilation.give_up()
-        name = compilation.key.name
-        notices.tell(f"{missing} is borrowed, and the store has no {name}: a node with the compiler must publish it")
+        if compilation.key.digest == asked.digest:
+            there, publisher = f"no {asked.name}", "the compiler"
+        else:
+            there, publisher = f"one {asked.name}, for other libraries than this host's", "the compiler and no newer libraries"
+        notices.tell(f"{missing} is borrowed, and the store has {there}: a node with {publisher} must publish it")
         return connect().private(compilation.key, compilation.home, compilation.device)
 
     def _loaded(self, request: R, artifact: Artifact) -> Any:

@@ -100,6 +100,20 @@ def built(text, *, staging):
 
 print((built(sys.argv[1]).path / "made").read_text())
 """
+NEWER = """
+import re, subprocess
+import kcoord
+
+@kcoord.compile_once(scope=kcoord.Scope.TARGET, tools=["gcc"], ignore=["subprocess", "re"])
+def newer(*, staging):
+    done = subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", staging / "made.so", "-Wl,--no-as-needed", "-lm"])
+    if done.returncode == 0:
+        made = (staging / "made.so").read_bytes()
+        (staging / "made.so").write_bytes(re.sub(rb"GLIBC_2(?=\\.)", b"GLIBC_9", made))
+    (staging / "status").write_text(str(done.returncode))
+
+print((newer().path / "status").read_text())
+"""
 KERNEL = """
 import kcoord
 kcoord.install()
@@ -182,6 +196,15 @@ def test_a_borrowed_compiler_answers_and_what_a_function_makes_do_with_is_not_pu
     assert "gcc is borrowed, and the store has no built" in said
     made, _ = builder.run(*EXEC, TOLERANT, "unheard.c")
     assert "borrowed" not in made
+
+
+def test_a_kernel_for_newer_libraries_than_a_host_has_is_not_loaded_and_the_line_says_so(builder: Node) -> None:
+    """Which compilers of its own would build again there."""
+    assert builder.run(*EXEC, NEWER)[0] == "0\n"
+    consumer = Node(builder.box, "older", slim(builder.box, "older-bin"))
+    made, said = consumer.run(*EXEC, NEWER, KCOORD_TOOLCHAIN="ours")
+    assert made == "127\n"
+    assert "gcc is borrowed, and the store has one newer, for other libraries than this host's" in said
 
 
 def test_stubs_in_an_image_answer_as_recorded_and_compile_nothing(builder: Node) -> None:
