@@ -309,7 +309,10 @@ class Backend(ABC, Generic[R, H]):
         if compilation.key.digest == asked.digest:
             there, publisher = f"no {asked.name}", "the compiler"
         else:
-            there, publisher = f"one {asked.name}, for other libraries than this host's", "the compiler and no newer libraries"
+            there, publisher = (
+                f"one {asked.name}, for other libraries than this host's",
+                "the compiler and no newer libraries",
+            )
         notices.tell(f"{missing} is borrowed, and the store has {there}: a node with {publisher} must publish it")
         return connect().private(compilation.key, compilation.home, compilation.device)
 
