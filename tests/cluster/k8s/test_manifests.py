@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import kcoord
+import kcoord.leases.redis
 from kcoord.agent.metrics import BUCKETS, METRICS
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.artifacts.signing import read_keys
-from kcoord.settings import Settings
+from kcoord.settings import PROTOCOL_VERSION, Settings
 from kcoord_launch import supervise
 from tests.cluster.k8s.manifests import (
     OVERLAYS,
@@ -297,6 +298,12 @@ def test_the_agents_image_has_this_version_wherever_it_is_named() -> None:
     said = [v for page in pages for v in re.findall(r"kcoord-agent(?::|, newTag: )([\d.]+)", page.read_text())]
     assert len(said) >= 8
     assert {*said} == {kcoord.__version__}
+
+
+def test_the_page_says_which_versions_work_together() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"protocol ({PROTOCOL_VERSION} in {kcoord.__version__})" in page
+    assert f"version of the records in Redis ({kcoord.leases.redis.VERSION})" in page
 
 
 def test_what_is_said_of_the_agents_end_is_what_the_agent_does() -> None:
