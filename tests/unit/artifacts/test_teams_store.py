@@ -54,7 +54,12 @@ class Team:
 
 def test_each_of_a_team_publishes_reads_and_collects_what_others_made(sandbox: Sandbox) -> None:
     team = Team(sandbox, 0o2770, "002")
-    for user, words in ((ANN, ("store", "init")), (ANN, ("publish", "a")), (BEN, ("publish", "b")), (BEN, ("publish", "a"))):
+    for user, words in (
+        (ANN, ("store", "init")),
+        (ANN, ("publish", "a")),
+        (BEN, ("publish", "b")),
+        (BEN, ("publish", "a")),
+    ):
         code, _, said = team.do(user, *words)
         assert code == 0, said
     made = [path for path in team.root.rglob("*") if path.is_dir()]
