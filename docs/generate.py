@@ -74,13 +74,7 @@ def _is_setting(option: click.Option) -> bool:
 
 def _prose(text: str) -> str:
     """A docstring without click's formatting marks, and safe in Markdown."""
-    return (
-        inspect.cleandoc(text)
-        .replace("\b\n", "")
-        .replace("\b", "")
-        .replace("``", "`")
-        .strip()
-    )
+    return inspect.cleandoc(text).replace("\b\n", "").replace("\b", "").replace("``", "`").strip()
 
 
 def _cell(text: str) -> str:

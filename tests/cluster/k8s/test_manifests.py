@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import kcoord
-import kcoord.leases.redis
 from kcoord.agent.metrics import BUCKETS, METRICS
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.artifacts.signing import read_keys
@@ -303,7 +302,6 @@ def test_the_agents_image_has_this_version_wherever_it_is_named() -> None:
 def test_the_page_says_which_versions_work_together() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     assert f"protocol ({PROTOCOL_VERSION} in {kcoord.__version__})" in page
-    assert f"version of the records in Redis ({kcoord.leases.redis.VERSION})" in page
 
 
 def test_what_is_said_of_the_agents_end_is_what_the_agent_does() -> None:
