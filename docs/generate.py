@@ -45,9 +45,9 @@ def settings_page() -> str:
 def cli_page() -> str:
     intro = (
         "# Commands\n\n"
-        "`kcoord COMMAND --help` explains a command's options, and lists the [settings](settings.md) that are flags of it, too:\n"
-        "`--store` for `KCOORD_STORE`. Commands that print facts take `--json`. Exit codes: 0 done, 1 the thing failed, 2 a wrong\n"
-        "setting or usage.\n\n"
+        "`kcoord COMMAND --help` explains the options, and lists the [settings](settings.md) that are flags, too: `--store` for\n"
+        "`KCOORD_STORE`. Commands that print facts take `--json`. Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or\n"
+        "usage.\n\n"
     )
     context = click.Context(cli, info_name="kcoord")
     rows = [row for name in cli.list_commands(context) for row in _rows(cli.get_command(context, name), name, context)]
