@@ -20,10 +20,11 @@ _SETTINGS = {spec.name for spec in FIELDS}
 def settings_table() -> list[str]:
     """The table of settings, from `FIELDS`."""
     defaults = Settings()
-    lines = ["| variable | unit | default | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| variable | value (default) | meaning |", "| --- | --- | --- |"]
     for spec in FIELDS:
         default = "" if spec.name in _BY_ENVIRONMENT else _shown(getattr(defaults, spec.name))
-        lines.append(f"| `{variable(spec.name)}` | {spec.metadata['unit']} | {default} | {spec.metadata['doc']} |")
+        value = f"{spec.metadata['unit']} ({default})" if default else spec.metadata["unit"]
+        lines.append(f"| `{variable(spec.name)}` | {value} | {spec.metadata['doc']} |")
     return lines
 
 
@@ -42,35 +43,28 @@ def settings_page() -> str:
 
 
 def cli_page() -> str:
-    parts = [
-        _NOTE + "# Commands\n\n"
-        "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. Commands that print facts take `--json`.\n"
-        "The [settings](settings.md) that a command uses are flags, too: `--store` for `KCOORD_STORE`. `kcoord COMMAND --help`\n"
-        "says more.\n"
-    ]
+    intro = (
+        "# Commands\n\n"
+        "`kcoord COMMAND --help` explains the options, and lists the [settings](settings.md) that are flags, too: `--store` for\n"
+        "`KCOORD_STORE`. Commands that print facts take `--json`. Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or\n"
+        "usage.\n\n"
+    )
     context = click.Context(cli, info_name="kcoord")
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        parts.append(_command(command, click.Context(command, info_name=name, parent=context)))
-    return "\n".join(parts)
+    rows = [row for name in cli.list_commands(context) for row in _rows(cli.get_command(context, name), name, context)]
+    return _NOTE + intro + "\n".join(["| command | what it does | options |", "| --- | --- | --- |", *rows, ""])
 
 
-def _command(command: click.Command, context: click.Context, heading: str = "##") -> str:
+def _rows(command: click.Command | None, name: str, parent: click.Context) -> list[str]:
+    """The row of a command, or those of a group's commands."""
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent)
+    if isinstance(command, click.Group):
+        return [row for each, inner in command.commands.items() for row in _rows(inner, each, context)]
     options = [p for p in command.params if isinstance(p, click.Option)]
     own = [o for o in options if not _is_setting(o) and not o.hidden and o.name != "as_json"]
-    text = [f"{heading} {context.command_path}\n"]
-    arguments = command.get_usage(context).partition("[OPTIONS] ")[2]
-    if arguments and not isinstance(command, click.Group):
-        text.append(f"`{context.command_path} {arguments}`\n")
-    text.append(_prose(inspect.cleandoc(command.help or "").partition("\n\n")[0]) + "\n")
-    if own:
-        text.extend(f"- {_option(option, context)}: {_cell(option.help or '')}" for option in own)
-        text.append("")
-    if isinstance(command, click.Group):
-        for name, each in command.commands.items():
-            text.append(_command(each, click.Context(each, info_name=name, parent=context), heading + "#"))
-    return "\n".join(text)
+    usage = f"{context.command_path} {command.get_usage(context).partition('[OPTIONS] ')[2]}".strip()
+    first = _prose(inspect.cleandoc(command.help or "").partition("\n\n")[0])
+    return [f"| `{usage}` | {_cell(first)} | {', '.join(f'`{o.opts[-1]}`' for o in own)} |"]
 
 
 def _is_setting(option: click.Option) -> bool:
@@ -78,24 +72,9 @@ def _is_setting(option: click.Option) -> bool:
     return option.name in _SETTINGS and variable(option.name) in (option.help or "")
 
 
-def _option(option: click.Option, context: click.Context) -> str:
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if option.is_flag or option.count:
-        return names
-    return f"{names} `{option.metavar or option.type.name.upper()}`"
-
-
 def _prose(text: str) -> str:
     """A docstring without click's formatting marks, and safe in Markdown."""
-    return (
-        inspect.cleandoc(text)
-        .replace("\b\n", "")
-        .replace("\b", "")
-        .replace("``", "`")
-        .strip()
-        .replace("<", "&lt;")
-        .replace("*", "\\*")
-    )
+    return inspect.cleandoc(text).replace("\b\n", "").replace("\b", "").replace("``", "`").strip()
 
 
 def _cell(text: str) -> str:

@@ -27,6 +27,7 @@ def check(found: list[Object]) -> None:
     for pod in pods(found):
         _needs_no_rights(pod)
         _keeps_its_secrets(pod)
+        _states_its_needs(pod)
         if any(map(is_sidecar, pod.containers)):
             _lives_with_its_agent(pod)
 
@@ -40,6 +41,29 @@ def _needs_no_rights(pod: Pod) -> None:
     for container in pod.containers:
         security = container.get("securityContext", {})
         assert {name: security.get(name) for name in _RESTRICTED} == _RESTRICTED, (pod.name, container["name"])
+
+
+def _states_its_needs(pod: Pod) -> None:
+    """A namespace with a ResourceQuota refuses a pod of which one container states no need, or no limit.
+
+    No container limits ephemeral storage: the kubelet evicts a pod that uses more than the sum, volumes included.
+    """
+    for container in pod.containers:
+        where, resources = (pod.name, container["name"]), container.get("resources", {})
+        for kind in ("requests", "limits"):
+            assert {"cpu", "memory"} <= resources.get(kind, {}).keys(), where
+        assert "ephemeral-storage" not in resources["limits"], where
+
+
+def quality(pod: Pod) -> str:
+    """The class of Kubernetes' quality of service: CPU and memory of all containers, init containers included, count."""
+    needs = [container.get("resources", {}) for container in pod.containers]
+    if not any(need.get(kind) for need in needs for kind in ("requests", "limits")):
+        return "BestEffort"
+    for limits, requests in ((need.get("limits", {}), need.get("requests", {})) for need in needs):
+        if any(name not in limits or requests.get(name, limits[name]) != limits[name] for name in ("cpu", "memory")):
+            return "Burstable"
+    return "Guaranteed"
 
 
 def _keeps_its_secrets(pod: Pod) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.k8s.admission import applied, as_pod, inject, params, policy
 from tests.cluster.k8s.manifests import ROOT, Object, checkout, environment, is_sidecar, kustomized, objects, pods
-from tests.cluster.k8s.promises import check
+from tests.cluster.k8s.promises import check, quality
 
 validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
 IMAGE = "registry.example.com/kcoord-agent:0.1.0"
@@ -107,6 +107,14 @@ def test_other_pods_start_as_they_are(labels: dict[str, str], given: Object | No
     assert inject(policy(), pod, given) == pod
 
 
+def test_a_namespace_chooses_its_agents_cpu_and_memory() -> None:
+    pod = as_pod(next(pods(objects("indexed-job"))))
+    _take_out(pod["spec"])
+    (agent,) = inject(policy(), pod, params(cpu="500m", memory="1Gi"))["spec"]["initContainers"]
+    assert agent["resources"]["limits"] == {"cpu": "500m", "memory": "1Gi"}
+    assert agent["resources"]["requests"].items() >= agent["resources"]["limits"].items()
+
+
 def test_a_pod_that_has_an_agent_gets_no_second_one() -> None:
     pod = as_pod(next(pods(objects("indexed-job"))))
     assert pod["metadata"]["labels"]["kcoord/agent"] == "sidecar"
@@ -169,6 +177,7 @@ def test_a_recipes_pods_get_an_agent_and_its_socket_and_no_privilege(name: str) 
         validate(made)
         check([made])
         (pod,) = pods([made])
+        assert quality(pod) == "Guaranteed"
         agent = pod.container("kcoord-agent")
         assert is_sidecar(agent)
         socket = environment(agent)["KCOORD_SOCKET"]["value"]

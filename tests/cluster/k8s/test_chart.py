@@ -26,13 +26,13 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
 
 
-def chart(**values: str) -> dict[tuple[str, str], Object]:
+def chart(place: Path = CHART, **values: str) -> dict[tuple[str, str], Object]:
     """The objects of a release in the namespace `team`; ``redis__enabled="false"`` is ``--set redis.enabled=false``."""
     import yaml
 
     given = [f"--set={name.replace('__', '.')}={value}" for name, value in values.items()]
     done = helm(
-        "template", "kcoord", CHART, "--namespace=team", f"--kube-version={validation.latest_version()}", *given
+        "template", "kcoord", place, "--namespace=team", f"--kube-version={validation.latest_version()}", *given
     )
     assert done.returncode == 0, done.stderr
     return _by_name(list(yaml.safe_load_all(done.stdout)))
@@ -57,6 +57,7 @@ EVERYTHING: dict[str, str] = {
     "store__storageClass": "nfs",
     "store__size": "2Ti",
     "redis__image": "mirror.example.com/redis:8.10.2",
+    "redis__maxmemory": "768",
     "signing__required": "true",
     "settings__KCOORD_MAX_WAIT": "60",
     "metrics__enabled": "true",
@@ -64,6 +65,7 @@ EVERYTHING: dict[str, str] = {
     "metrics__alerts": "true",
     "localDisk__path": "/scratch/kcoord",
     "localDisk__size": "1Ti",
+    "inject__cpu": "500m",
     "inject__image": "registry.example.com/kcoord-agent:0.1.0",
 }
 
@@ -83,7 +85,10 @@ def test_each_value_says_what_it_says() -> None:
     spec = found["PersistentVolumeClaim", "kcoord-store"]["spec"]
     assert (spec["storageClassName"], spec["resources"]["requests"]["storage"]) == ("nfs", "2Ti")
     (pod,) = pods(list(found.values()))
-    assert pod.spec["containers"][0]["image"] == EVERYTHING["redis__image"]
+    (redis,) = pod.containers
+    assert redis["image"] == EVERYTHING["redis__image"]
+    assert redis["command"][redis["command"].index("--maxmemory") + 1] == "768mb"
+    assert {redis["resources"][kind]["memory"] for kind in ("requests", "limits")} == {"1024Mi"}
     added = {"KCOORD_MAX_WAIT": "60", "KCOORD_TRUST": "require"}
     assert found["ConfigMap", "kcoord-settings"]["data"] == before | added
     volume = found["PersistentVolume", "kcoord-local-team"]["spec"]
@@ -105,6 +110,8 @@ def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> 
     assert {key: found[key] for key in applied} == applied
     assert found["ConfigMap", "kcoord-inject"]["data"] == {
         "image": EVERYTHING["inject__image"],
+        "cpu": "500m",
+        "memory": "2Gi",
         "metrics": "true",
         "localClaim": "kcoord-local",
     }
@@ -115,11 +122,19 @@ def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> 
         validation.validate(older[kind, "kcoord-agent"], "1.34", strict=True)
 
 
-@pytest.mark.parametrize("value", ["redis.enabld=false", "store.size=5", "settings.MAX_WAIT=60", "localDisk.path=here"])
+@pytest.mark.parametrize(
+    "value", ["redis.enabld=false", "store.size=5", "settings.MAX_WAIT=60", "localDisk.path=here", "inject.cpu=two"]
+)
 def test_a_value_that_means_nothing_is_refused(value: str) -> None:
     done = helm("template", "kcoord", CHART, "--set", value)
     assert done.returncode != 0
     assert value.partition("=")[0].partition(".")[2] in done.stderr
+
+
+def test_an_agent_needs_as_much_by_the_chart_the_policy_and_the_component() -> None:
+    agent = next(pods(objects("indexed-job"))).container("kcoord-agent")
+    data = chart(inject__image=EVERYTHING["inject__image"])["ConfigMap", "kcoord-inject"]["data"]
+    assert {"cpu": data["cpu"], "memory": data["memory"]} == agent["resources"]["limits"]
 
 
 def test_its_manifests_are_those_of_kustomize() -> None:
@@ -131,7 +146,7 @@ def test_its_manifests_are_those_of_kustomize() -> None:
         assert path.read_text() == copies[path.name].read_text(), f"cp {path} {copies[path.name]}"
 
 
-def test_a_package_of_this_version_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) -> None:
+def test_a_package_of_this_version_renders_the_same_and_holds_no_secret(tmp_path: Path) -> None:
     import tarfile
 
     import yaml
@@ -140,7 +155,9 @@ def test_a_package_of_this_version_holds_the_manifests_themselves_and_no_secret(
     assert said["version"] == said["appVersion"] == kcoord.__version__
     done = helm("package", CHART, "--destination", tmp_path)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(tmp_path / f"kcoord-{kcoord.__version__}.tgz") as package:
+    packed = tmp_path / f"kcoord-{kcoord.__version__}.tgz"
+    assert chart(packed, **EVERYTHING) == chart(**EVERYTHING)
+    with tarfile.open(packed) as package:
         files: dict[str, Any] = {each.name: each for each in package.getmembers()}
     assert files["kcoord/manifests/policy.yaml"].isfile()
     assert not [name for name in files if "secret" in name or "users.acl" in name]

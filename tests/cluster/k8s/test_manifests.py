@@ -15,7 +15,7 @@ import kcoord
 from kcoord.agent.metrics import BUCKETS, METRICS
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.artifacts.signing import read_keys
-from kcoord.settings import Settings
+from kcoord.settings import PROTOCOL_VERSION, Settings
 from kcoord_launch import supervise
 from tests.cluster.k8s.manifests import (
     OVERLAYS,
@@ -30,7 +30,7 @@ from tests.cluster.k8s.manifests import (
     objects,
     pods,
 )
-from tests.cluster.k8s.promises import FILES, KNOWN, check
+from tests.cluster.k8s.promises import FILES, KNOWN, check, quality
 
 validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
 VERSIONS = ["1.29", validation.latest_version()]
@@ -126,6 +126,42 @@ def test_only_pods_with_an_agent_reach_redis() -> None:
     assert peer["podSelector"]["matchExpressions"] == [{"key": "kcoord/agent", "operator": "Exists"}]
     url = (checkout() / "base" / "secrets" / "redis-url").read_text()
     assert f"@{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/" in url
+
+
+@pytest.mark.parametrize("name", WITH_SIDECAR)
+def test_a_guaranteed_pod_stays_guaranteed_beside_its_agent(name: str) -> None:
+    pod = pod_of(objects(name))
+    assert quality(pod) == "Guaranteed"
+    del pod.container("kcoord-agent")["resources"]["limits"]["cpu"]
+    assert quality(pod) == "Burstable"
+
+
+@pytest.mark.parametrize("name", WITH_SIDECAR)
+def test_the_root_is_read_only_and_tmp_a_volume(name: str) -> None:
+    """torchrun, Python and HOME write to /tmp, and nothing of kcoord's writes elsewhere but to its own volumes."""
+    pod = pod_of(objects(name))
+    for container in pod.containers:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        volumes = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        for variable in ("HOME", "KCOORD_LOCAL_DIR", "KCOORD_STORE"):
+            path = Path(environment(container).get(variable, {"value": "/kcoord"})["value"])
+            assert {str(path), *map(str, path.parents)} & volumes, (container["name"], variable)
+    assert "/tmp" in {mount["mountPath"] for mount in pod.spec["containers"][0]["volumeMounts"]}
+
+
+def bytes_of(quantity: str) -> int:
+    return int(quantity.removesuffix("Gi")) << 30
+
+
+def test_a_pods_own_copies_are_bounded_far_below_what_evicts_it() -> None:
+    """The collector keeps what was used today, so a job of one day meets no bound but the volume's."""
+    pod = pod_of(objects("indexed-job"))
+    (volume,) = (each for each in pod.spec["volumes"] if each["name"] == "kcoord")
+    bound = Settings.from_environ(of_kind(objects("base"), "ConfigMap")["data"]).local_max_size
+    assert bound is not None
+    assert bytes_of(volume["emptyDir"]["sizeLimit"]) == 2 * bound
+    asked = pod.container("kcoord-agent")["resources"]["requests"]["ephemeral-storage"]
+    assert 0 < bytes_of(asked) <= bound
 
 
 # --- the components ---
@@ -261,6 +297,11 @@ def test_the_agents_image_has_this_version_wherever_it_is_named() -> None:
     said = [v for page in pages for v in re.findall(r"kcoord-agent(?::|, newTag: )([\d.]+)", page.read_text())]
     assert len(said) >= 8
     assert {*said} == {kcoord.__version__}
+
+
+def test_the_page_says_which_versions_work_together() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"protocol ({PROTOCOL_VERSION} in {kcoord.__version__})" in page
 
 
 def test_what_is_said_of_the_agents_end_is_what_the_agent_does() -> None:
