@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -40,17 +41,19 @@ from kcoord.protocol import endpoint, frames
 _LINGERS = 2.0  # seconds
 _HANDSHAKE = 5.0  # seconds
 _WORKER = 256 << 20  # bytes that one needs
-_ATTEMPTS = 3  # at a job during which workers die
 _PR_SET_PDEATHSIG = 1
 
 
 class _Job(Future[bytes]):
-    """`run` of a rank, whose thread `answers` sends the result: the rank may not read."""
+    """`run` of a rank, whose thread `answers` sends the result: the rank may not read.
+
+    `is_suspect`: it ran when a worker died. It is done again by a worker of its own, so a job that kills workers fails alone.
+    """
 
     def __init__(self, run: Callable[[], bytes], answers: ThreadPoolExecutor) -> None:
         super().__init__()
         self.run, self.answers = run, answers
-        self.attempts = 0
+        self.is_suspect = False
 
 
 class _Share:
@@ -92,7 +95,9 @@ class Workers:
     def __init__(self, most: int) -> None:
         self.most = most
         self._tasks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._executor: subproc_pool.TrackedProcessPoolExecutor | None = None
+        self._executor: Any = None
+        self._count = self._busy = 0  # its workers; jobs that run
+        self._waiting: deque[_Job] = deque()
         self._ranks: set[_Rank] = set()
         self._awake: set[_Share] = set()
 
@@ -123,27 +128,42 @@ class Workers:
             self._executor = None
 
     def begin(self, job: _Job) -> None:
-        job.attempts += 1
-        try:
-            done = self._started().submit(job.run)
-        except BrokenProcessPool:
-            self._executor = None
-            done = self._started().submit(job.run)
-        done.add_done_callback(functools.partial(self._ended, job))
+        self._waiting.append(job)
+        self._fill()
 
-    def _ended(self, job: _Job, done: Future[bytes]) -> None:
-        if isinstance(done.exception(), BrokenProcessPool) and job.attempts < _ATTEMPTS:
-            self.do(functools.partial(self.begin, job))  # a worker has died, perhaps another rank's
-        else:
+    def _fill(self) -> None:
+        """Give the executor as many jobs as it has workers, so all that it has run when a worker dies."""
+        while self._waiting and self._busy < self._started():
+            job = self._waiting.popleft()
+            try:
+                self._run(job, self._executor)
+            except BrokenProcessPool:  # an idle worker has died
+                self._executor = None
+                self._waiting.appendleft(job)
+
+    def _run(self, job: _Job, executor: Any) -> None:
+        executor.submit(job.run).add_done_callback(
+            lambda done: self.do(functools.partial(self._ended, job, executor, done))
+        )
+        self._busy += 1
+
+    def _ended(self, job: _Job, executor: Any, done: Future[bytes]) -> None:
+        self._busy -= 1
+        if not isinstance(done.exception(), BrokenProcessPool) or job.is_suspect:
             job.answers.submit(_settle, job, done)
+        else:
+            self._executor = None if executor is self._executor else self._executor
+            job.is_suspect, alone = True, _executor_of(1)
+            self._run(job, alone)
+            alone.shutdown(wait=False)
+        self._fill()
 
-    def _started(self) -> subproc_pool.TrackedProcessPoolExecutor:
+    def _started(self) -> int:
+        """The number of workers, which are started if there are none."""
         if self._executor is None:
-            count = max(1, min(self.most, free_memory() // _WORKER))
-            fork, begin = multiprocessing.get_context("fork"), functools.partial(_be_worker, os.getpid())
-            self._executor = subproc_pool.TrackedProcessPoolExecutor(count, fork, begin)
-            subproc_pool._warm_process_pool(self._executor, count)
-        return self._executor
+            self._count = max(1, min(self.most, free_memory() // _WORKER))
+            self._executor = _executor_of(self._count)
+        return self._count
 
     def accept(self, listener: socket.socket) -> None:
         """Serve all ranks that connect."""
@@ -190,6 +210,13 @@ class Workers:
 
 def _in_thread(work: Callable[..., object], *args: Any) -> None:
     threading.Thread(target=work, args=args, daemon=True).start()
+
+
+def _executor_of(count: int) -> Any:
+    fork, begin = multiprocessing.get_context("fork"), functools.partial(_be_worker, os.getpid())
+    made = subproc_pool.TrackedProcessPoolExecutor(count, fork, begin)
+    subproc_pool._warm_process_pool(made, count)
+    return made
 
 
 def _settle(job: _Job, done: Future[bytes]) -> None:

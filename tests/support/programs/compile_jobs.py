@@ -36,14 +36,32 @@ def dies(times: str, most: int) -> int:
     return Path(times).stat().st_size
 
 
+def compiled(name: str) -> bool:
+    """A compile of the generic API, which the worker's process asks kcoord for; True if it was there the compiler."""
+    import kcoord
+
+    made = []
+
+    def compile(staging: Path) -> None:
+        made.append(name)
+        (staging / "file").write_text(name)
+
+    key = kcoord.CacheKey.of("test", name, name=name)
+    kcoord.connect().get_or_compile(key, compile, scope=kcoord.Scope.TARGET)
+    return bool(made)
+
+
 def main() -> None:
     import kcoord
 
     kcoord.install()
 
-    import torch._inductor.compile_fx  # noqa: F401 - hooked as it is imported
+    import torch._inductor.compile_fx
     from torch._inductor.async_compile import AsyncCompile
 
+    torch._inductor.config.compile_threads = int(
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
+    )  # it may be imported already
     import compile_jobs as jobs  # not `__main__`, where a worker would not find them
 
     kept: list[Any] = []
