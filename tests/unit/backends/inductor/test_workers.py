@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,7 +38,8 @@ class Rank:
         with self._errors.open("wb") as errors:
             streams = reads, writes, errors.fileno()
             server = fork_server((WITH_TORCH,))
-            self.process = server.start([str(PROGRAMS / "compile_jobs.py")], environ, box.root, streams)
+            program = [str(PROGRAMS / "compile_jobs.py")]
+            self.process = server.start(program, environ, box.root, streams, start_new_session=True)
         os.close(reads)
         os.close(writes)
         self._answers = os.fdopen(answers)
@@ -148,10 +150,14 @@ def test_the_pool_outlives_the_rank_that_started_it_and_no_process_outlives_the_
     with job(sandbox, {}, {}) as (first, second):
         pool = first.pool()
         second.holds(sandbox, "release")
-        first.end()
+        os.killpg(first.process.pid, signal.SIGKILL)
         (sandbox.root / "release").touch()
         worker = second.ask("kept.pop().result(timeout=60)")
         assert psutil.Process(worker).parent() == second.pool() == pool
+        child = psutil.Process(second.ask("jobs.leave_child()"))  # it keeps the rank's ends of pipes open
+        second.end()
+        eventually(lambda: not pool.is_running(), what="the pool has ended")
+        child.kill()
     eventually(lambda: not sandbox.processes(), what="nothing is left")
     assert not list(sandbox.root.glob("tmp/*/*.sock"))
 
@@ -161,8 +167,10 @@ def test_jobs_of_a_pool_that_is_killed_are_done_by_a_pool_of_their_rank(sandbox:
         killed = first.pool()
         assert second.pool() == killed
         first.holds(sandbox, "release")
+        workers = killed.children()
         killed.kill()
         (sandbox.root / "release").touch()
+        eventually(lambda: not any(each.is_running() for each in workers), what="they have ended with their pool")
         worker = first.ask("kept.pop().result(timeout=60)")
         assert psutil.Process(worker).parent() not in (None, killed)
         assert second.ask("pool().wakeup()") is None
