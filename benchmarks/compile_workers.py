@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -12,15 +11,14 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.result import Result
+from benchmarks.result import Result, adopt_orphans
 
 _JOB = Path(__file__).with_name("compile_workers_job.py")
 _RANKS, _WORKERS, _JOBS, _SECONDS = (int(os.environ.get("RANKS", "4")), int(os.environ.get("WORKERS", "8")), 20, 0.05)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def run() -> Result:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the pool is no child of a rank
+    adopt_orphans()
     result = Result(
         f"Compile workers of {_RANKS} ranks, {_WORKERS} each, {_JOBS} jobs of {_SECONDS} s of CPU a rank",
         ["pools", "wall s", "workers and pools: PSS MB", "processes"],

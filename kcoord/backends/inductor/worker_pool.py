@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -45,14 +44,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Job(Future[bytes]):
-    """`run` of a rank, whose thread `answers` sends the result: the rank may not read.
+    """`run` of a rank, whose thread `answers` sends the result: the rank may not read. `content` is equal for equal jobs.
 
     `is_suspect`: it ran when a worker died. It is done again by a worker of its own, so a job that kills workers fails alone.
     """
 
-    def __init__(self, run: Callable[[], bytes], answers: ThreadPoolExecutor) -> None:
+    def __init__(self, run: Callable[[], bytes], answers: ThreadPoolExecutor, content: object) -> None:
         super().__init__()
-        self.run, self.answers = run, answers
+        self.run, self.answers, self.content = run, answers, content
         self.is_suspect = False
 
 
@@ -64,8 +63,8 @@ class _Share:
         self._answers = ThreadPoolExecutor(1)
         workers.do(functools.partial(workers.wake, self))
 
-    def submit(self, run: Callable[[], bytes]) -> Future[bytes]:
-        job = _Job(functools.partial(as_rank, self._environ, run), self._answers)
+    def submit(self, run: functools.partial[bytes]) -> Future[bytes]:
+        job = _Job(functools.partial(as_rank, self._environ, run), self._answers, run.args[-1])
         self._workers.do(functools.partial(self._workers.begin, job))
         return job
 
@@ -96,8 +95,9 @@ class Workers:
         self.most = most
         self._tasks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._executor: Any = None
-        self._count = self._busy = 0  # its workers; jobs that run
-        self._waiting: deque[_Job] = deque()
+        self._count = 0  # its workers
+        self._waiting: list[_Job] = []
+        self._running: set[_Job] = set()
         self._ranks: set[_Rank] = set()
         self._awake: set[_Share] = set()
 
@@ -132,23 +132,30 @@ class Workers:
         self._fill()
 
     def _fill(self) -> None:
-        """Give the executor as many jobs as it has workers, so all that it has run when a worker dies."""
-        while self._waiting and self._busy < self._started():
-            job = self._waiting.popleft()
+        """Give the executor at most as many jobs as it has workers, so it has begun all that fail if one dies.
+
+        Of equal jobs, as ranks in step have them, one runs at a time: the others would wait for its compile, and then load it.
+        """
+        while self._waiting and len(self._running) < self._started():
+            contents = {each.content for each in self._running}
+            job = next((each for each in self._waiting if each.content not in contents), None)
+            if job is None:
+                return
             try:
                 self._run(job, self._executor)
             except BrokenProcessPool:  # an idle worker has died
                 self._executor = None
-                self._waiting.appendleft(job)
+            else:
+                self._waiting.remove(job)
 
     def _run(self, job: _Job, executor: Any) -> None:
         executor.submit(job.run).add_done_callback(
             lambda done: self.do(functools.partial(self._ended, job, executor, done))
         )
-        self._busy += 1
+        self._running.add(job)
 
     def _ended(self, job: _Job, executor: Any, done: Future[bytes]) -> None:
-        self._busy -= 1
+        self._running.discard(job)
         if not isinstance(done.exception(), BrokenProcessPool) or job.is_suspect:
             job.answers.submit(_settle, job, done)
         else:

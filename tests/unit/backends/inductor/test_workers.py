@@ -146,6 +146,16 @@ def test_a_worker_that_is_killed_costs_no_rank_its_job(shared: Shared) -> None:
     eventually(lambda: len(first.pool().children()) == WORKERS, what="those that did a job alone have ended")
 
 
+def test_equal_jobs_of_two_ranks_take_one_worker(shared: Shared) -> None:
+    box, first, second = shared
+    first.holds(box, "equal")
+    second.ask(f"soon(jobs.held, {str(box.root / 'equal')!r})")
+    assert second.ask("do(jobs.where)")[2] == "1", "by the other worker"
+    (box.root / "equal").touch()
+    assert first.ask("kept.pop().result(timeout=60)") > 0
+    assert second.ask("kept.pop().result(timeout=60)") > 0
+
+
 def test_the_pool_outlives_the_rank_that_started_it_and_no_process_outlives_the_last_rank(sandbox: Sandbox) -> None:
     with job(sandbox, {}, {}) as (first, second):
         pool = first.pool()
