@@ -6,6 +6,7 @@ It prints a line once Inductor is imported, begins when it reads one, prints one
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -23,7 +24,8 @@ begun = time.perf_counter()
 AsyncCompile.wakeup()
 begin = "t = time.process_time()"
 code = f"import time\n{begin}\nwhile time.process_time() < t + {seconds}: pass"
-futures = [AsyncCompile.process_pool().submit(exec, code) for _ in range(jobs)]
+codes = [f"# kernel {number} of rank {os.environ['RANK']}\n{code}" for number in range(jobs)]
+futures = [AsyncCompile.process_pool().submit(exec, each) for each in codes]
 for future in futures:
     future.result()
 print(json.dumps({"wall": time.perf_counter() - begun}), flush=True)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +241,25 @@ def _be_worker(parent: int) -> None:
     _async_compile_initializer(parent)
 
 
+_base: dict[str, str] = {}
+"""The variables of a worker before its first job; `_rank` has those of the rank whose job it did last."""
+_rank: Mapping[str, str | None] | None = None
+
+
 def as_rank(environ: Mapping[str, str | None], run: Callable[[], bytes]) -> bytes:
-    """``run()`` with the variables `environ` of a rank, as whose compile it is counted."""
-    if any(os.environ.get(name) != value for name, value in environ.items()):
-        _end_as_rank()
-        for name, value in environ.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    """``run()`` with the variables `environ` of a rank, as whose compile it is counted, and none that another rank's job set."""
+    global _rank
+    if environ != _rank:
+        if _rank is None:
+            _base.update(os.environ)
+        else:
+            _end_as_rank()
+        mine = {name: value for name, value in environ.items() if value is not None}
+        os.environ.clear()
+        os.environ.update({name: value for name, value in _base.items() if name not in environ} | mine)
+        with suppress(ImportError, AttributeError):  # torch sets it for a rank's job, beside the variable
+            del import_module("triton.knobs").nvidia.libdevice_path
+        _rank = environ
     return run()
 
 

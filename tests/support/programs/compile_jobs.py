@@ -19,6 +19,13 @@ def where() -> tuple[int, int, str | None]:
     return os.getpid(), os.getppid(), os.environ.get("RANK")
 
 
+def sets(name: str) -> tuple[int, str | None]:
+    """The worker, and what the variable `name` was; now it is set."""
+    before = os.environ.get(name)
+    os.environ[name] = "set"
+    return os.getpid(), before
+
+
 def held(file: str) -> int:
     """The process that did the job, once `file` exists. ``<file>.began`` tells that it has begun."""
     Path(f"{file}.began").touch()

@@ -121,6 +121,16 @@ def test_ranks_share_one_pool_whose_jobs_are_those_of_their_rank(shared: Shared)
     eventually(lambda: compiles() == expected, what="the time line has each compile as its rank's")
 
 
+def test_a_variable_that_a_job_sets_is_not_set_for_another_ranks(shared: Shared) -> None:
+    box, first, second = shared
+    first.holds(box, "one")  # so all jobs have the other worker
+    worker, _ = first.ask("do(jobs.sets, 'TRITON_LIBDEVICE_PATH')")
+    assert first.ask("do(jobs.sets, 'TRITON_LIBDEVICE_PATH')") == (worker, "set"), "as in stock"
+    assert second.ask("do(jobs.sets, 'TRITON_LIBDEVICE_PATH')") == (worker, None)
+    (box.root / "one").touch()
+    assert first.ask("kept.pop().result(timeout=60)") > 0
+
+
 def test_workers_end_once_all_ranks_have_quiesced(shared: Shared) -> None:
     _, first, second = shared
     workers = set(first.pool().children())
