@@ -10,6 +10,7 @@ from benchmarks import (
     claims,
     cluster_proof,
     cold_start,
+    compile_workers,
     compilers,
     cpu_only,
     first_step,
@@ -48,6 +49,7 @@ _ON_REQUEST = {
     "cluster": cluster.run,  # takes minutes
     "cluster_nfs": scale.run,  # an hour, unless --nodes, --keys and --ways say less
     "cluster_nfs-rig": rig.run,  # half an hour, and NFS_RIG: see tests/nfs/README.md
+    "compile_workers": compile_workers.run,
     "compilers": compilers.run,  # minutes
     "stale_rows": stale_rows.run,  # so does this
     "cpu_only": cpu_only.run,  # and this

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.result import Result, figures
+from benchmarks.result import Result, adopt_orphans, figures
 
 _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
@@ -32,6 +32,7 @@ def run() -> Result:
     """One rank a GPU; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``."""
     import torch
 
+    adopt_orphans()
     gpus = torch.cuda.device_count()
     ranks, layers = (gpus, 12) if gpus else (_CPU["ranks"], _CPU["layers"])
     where = f"{ranks} GPUs" if gpus else f"{ranks} ranks without a GPU"

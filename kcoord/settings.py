@@ -128,6 +128,9 @@ class Settings:
     move: bool = _setting(
         True, values.switch, "0 or 1", "1: ranks share the graphs of torch.compile though each has a GPU of another index. 0: "
         "ranks with GPUs of one index share them.")  # fmt: skip
+    share_workers: bool = _setting(
+        True, values.switch, "0 or 1", "1: ranks of a node share one pool of torch's compile workers. 0: each rank has its "
+        "own.")  # fmt: skip
     metrics: str | None = _setting(
         None, values.address, "host:port", "The address at which the agent serves /metrics to Prometheus. A port "
         "alone: to this host only; 0.0.0.0:PORT in a pod.")  # fmt: skip

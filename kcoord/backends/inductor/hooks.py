@@ -19,7 +19,7 @@ from torch._guards import TracingContext
 from torch._inductor.runtime.runtime_utils import triton_cache_dir
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, moving, place, probes, tuning
+from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, moving, place, probes, tuning, workers
 from kcoord.backends.inductor.adapter import backend
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
@@ -35,6 +35,7 @@ _UNIT_KEY = "a"  # what torch's keys of units begin with
 _TOOK = "forward_time_taken_ns", "backward_time_taken_ns", "_time_taken_ns"  # of torch's entries of both kinds
 _LOOKUP = "cls key local remote_cache evaluate_guards hints"
 _AOT, _TUNER = "_functorch._aot_autograd", "_inductor.runtime.triton_heuristics:CachingAutotuner"
+_SUBPROC = "_inductor.compile_worker.subproc_pool"
 Table = Mapping[str, tuple[str, Callable[..., Any] | None]]
 
 BUILDS = Part(
@@ -54,6 +55,8 @@ def hook() -> None:
             _wrap(MOVING, _MOVING)
     _wrap(TUNING, _TUNING)
     _wrap(PROBES, _PROBES)
+    if _wrap(WORKERS, _WORKERS):
+        WORKERS.wrap(f"{_SUBPROC}:subprocess", workers.Subprocess)
     if BUILDS.holds():
         cpp.hook()
 
@@ -309,7 +312,18 @@ _PROBES: Table = {
     "_inductor.cpu_vec_isa:VecISA.build_macro": ("self", None),
     "_inductor.cpp_builder:get_cpp_compiler": ("", None),
 }
+_WORKERS: Table = {
+    f"{_SUBPROC}:SubprocPool.submit": ("self job_fn ...", workers.submit),
+    f"{_SUBPROC}:SubprocPool.wakeup": ("self", workers.wakeup),
+    f"{_SUBPROC}:SubprocPool.quiesce": ("self", workers.quiesce),
+    f"{_SUBPROC}:SubprocPool.shutdown": ("self", workers.shutdown),
+    f"{_SUBPROC}:subprocess": ("", None),
+    f"{_SUBPROC}:SubprocMain._start_pool": ("self", None),
+    f"{_SUBPROC}:_warm_process_pool": ("pool n", None),
+    "_inductor.async_compile:_pool_set": ("", None),
+}
 UNITS, OVERLAP = _part("units and graphs", _UNITS), _part("overlap of DDP's buckets", _OVERLAP)
 UNSEEN = Tripwire(UNITS, "it keeps compiles that it has not looked up where kcoord answers")
 MOVING, TUNING = _part("graphs of other GPUs", _MOVING), _part("tuning", _TUNING)
 PROBES = _part("probes of the processor", _PROBES)
+WORKERS = _part("compile workers", _WORKERS)
