@@ -29,13 +29,14 @@ _ANOTHER_NODE = "kcoord-torchrun on another node with the same store, cold"
 
 
 def run() -> Result:
-    """One rank a GPU; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``."""
+    """One rank a GPU, or RANKS in all; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``."""
     import torch
 
     adopt_orphans()
     gpus = torch.cuda.device_count()
     ranks, layers = (gpus, 12) if gpus else (_CPU["ranks"], _CPU["layers"])
-    where = f"{ranks} GPUs" if gpus else f"{ranks} ranks without a GPU"
+    ranks, layers = (int(os.environ.get(name, given)) for name, given in (("RANKS", ranks), ("LAYERS", layers)))
+    where = f"{gpus} GPUs, {ranks} ranks" if gpus else f"{ranks} ranks without a GPU"
     result = Result(
         f"Cold start of torch.compile under DDP, {_MODEL} of {layers} blocks, on {where}",
         [

@@ -158,13 +158,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
     rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
         torch.ones(8, device=device).sum().item()
+    if on_gpu and int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
+        dist.init_process_group("nccl", device_id=device)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # NCCL takes one rank a GPU
     dist.barrier()
     begun = time.perf_counter()
     if args.mode == "rank0":
