@@ -164,12 +164,14 @@ class Settings:
         Between a secret and its file a flag wins over a variable, and otherwise the file wins. No file is read: its file system
         may hang.
 
-        Raises `SettingsError`, one line that names the setting and the remedy.
+        Raises `SettingsError`, one line that names the setting and the remedy; with KCOORD_DISABLE a wrong value has no effect.
         """
         unknown = sorted(flags.keys() - {spec.name for spec in FIELDS})
         if unknown:
             raise SettingsError(f"there is no setting {unknown[0]!r}: see 'kcoord doctor --json' for their names")
         here, environ = environ is None, os.environ if environ is None else environ
+        off = flags.get("disable") or environ.get(variable("disable"), "")
+        is_off = off.lower() in values.ON
         parsed: dict[str, Any] = {}
         optional = set()
         for spec in FIELDS:
@@ -184,6 +186,8 @@ class Settings:
                     values.same_everywhere(text)
                 parsed[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
+                if is_off:  # everything is as without kcoord
+                    continue
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
                 raise SettingsError(f"{source}={shown}: {error}") from None
             if source == variable(spec.name) and spec.name in SECRET_FILES:
@@ -192,7 +196,7 @@ class Settings:
             parsed["local_dir"] = local_directory()
             os.environ[variable("local_dir")] = str(parsed["local_dir"])
         settings = cls(**parsed, optional=frozenset(optional))
-        if settings.lease_limit < settings.lease_ttl:
+        if settings.lease_limit < settings.lease_ttl and not is_off:
             raise SettingsError(
                 f"KCOORD_LEASE_LIMIT={settings.lease_limit:g} is below KCOORD_LEASE_TTL={settings.lease_ttl:g}: "
                 "raise the limit or lower the TTL"
@@ -297,6 +301,11 @@ class Settings:
         """
         mounted = self.as_mounted()
         return mounted.redis_url if mounted.redis_url_file is None else read_redis_url(mounted.redis_url_file)
+
+    @property
+    def redis_setting(self) -> str:
+        """The variable from which `redis_address` comes. Blocks as that does."""
+        return variable("redis_url" if self.as_mounted().redis_url_file is None else "redis_url_file")
 
     def to_environ(self, *, without: Collection[str] = ()) -> dict[str, str]:
         """Environment variables with these values, for another process; a setting that is None has none."""

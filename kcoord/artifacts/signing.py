@@ -104,12 +104,12 @@ def parse_key(text: str) -> Key:
     return Key(bytes.fromhex(half))
 
 
-def read_keys(path: Path) -> dict[str, Key]:
+def read_keys(path: Path, setting: str = "KCOORD_SIGNING_KEY_FILE=") -> dict[str, Key]:
     """The keys of a file, by id. A line is ``ID KEY``, or ``ID:KEY`` as in ``KCOORD_SIGNING_KEY``; ``#`` begins a comment.
 
     Blocks for as long as the file system does. Raises `SettingsError`, which shows nothing of the file's content.
     """
-    name = f"KCOORD_SIGNING_KEY_FILE={path}"
+    name = f"{setting}{path}"
     content = read_secret(name, path)
     try:
         lines = content.decode("ascii").splitlines()
@@ -134,7 +134,7 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 def _parse_line(words: list[str]) -> tuple[str, Key]:
     if len(words) != 2:
-        raise ValueError("it must be a key id and a key")
+        raise ValueError(f"it must be ID:KEY: {MAKE}")
     return parse_id(words[0]), parse_key(words[1])
 
 

@@ -23,7 +23,7 @@ from kcoord.telemetry.events import Notices
 
 
 @subcommand("import", *IN_STORE)
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def command(settings: Settings, file: Path, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 

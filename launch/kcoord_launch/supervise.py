@@ -23,7 +23,7 @@ from typing import Any
 from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError
 from kcoord.protocol import endpoint
-from kcoord.protocol.endpoint import await_agent
+from kcoord.protocol.endpoint import await_agent, why_silent
 from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
@@ -205,7 +205,7 @@ def supervised(
         try:
             yield rank_environment(settings, has_kcoord=has_kcoord)
         finally:
-            if sums_up:
+            if sums_up and not (why and why_silent(settings, settings.agent_timeout)):
                 _say_summary(settings, job, nodes, launched)
         return
     supervisor = Supervisor(settings)
