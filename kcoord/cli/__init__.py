@@ -113,6 +113,8 @@ def _refusal(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         flag = error.option_name
         if (name := variable(flag.lstrip("-").replace("-", "_"))) in map(variable, (spec.name for spec in FIELDS)):
-            after = ", or give it after the command's name" if context is None or context.parent is None else ""
+            after = (
+                ", or give it after the command's name" if context and isinstance(context.command, click.Group) else ""
+            )
             said = f"{command} has no {flag}: set {name}{after}"
     return f"{said} ({command} --help)"
