@@ -170,10 +170,8 @@ URL = "it must look like redis://[user:password@]host:port/0, rediss://…, unix
 UNREADABLE = (
     "it cannot be parsed: a port is a number from 1 to 65535; in a password, write / ? # @ : as %2F %3F %23 %40 %3A"
 )
-SIZE, SECONDS = (
-    "it must be a size such as 50GiB, 800MB or 123456 (bytes)",
-    "it must be a positive number of seconds, such as 15 or 0.5",
-)
+SIZE = "it must be a size such as 50GiB, 800MB or 123456 (bytes)"
+SECONDS = "it must be a positive number of seconds, such as 15 or 0.5"
 
 COMMANDS = {
     "repot": (2, "No such command 'repot'. Did you mean report or export? (kcoord --help)"),
@@ -337,13 +335,13 @@ JOBS = {
     ),
     "a local directory for everybody": (
         {"KCOORD_LOCAL_DIR": "{here}/open"},
-        "KCOORD_LOCAL_DIR={here}/open: everybody may write to it: empty it and chmod go-w, or set KCOORD_LOCAL_DIR to a directory "
-        "of your own; the job runs without kcoord",
+        "KCOORD_LOCAL_DIR={here}/open: everybody may write to it: empty it and chmod go-w, or set KCOORD_LOCAL_DIR to a "
+        "directory of your own; the job runs without kcoord",
     ),
     "a local directory behind a link": (
         {"KCOORD_LOCAL_DIR": "{here}/link"},
-        "KCOORD_LOCAL_DIR={here}/link: it is a symbolic link: set KCOORD_LOCAL_DIR to a directory of your own; the job runs without "
-        "kcoord",
+        "KCOORD_LOCAL_DIR={here}/link: it is a symbolic link: set KCOORD_LOCAL_DIR to a directory of your own; the job runs "
+        "without kcoord",
     ),
     "a socket that is a file": (
         {"KCOORD_SOCKET": "{here}/file"},
@@ -351,8 +349,8 @@ JOBS = {
     ),
     "an agent that nobody starts": (
         {"KCOORD_SPAWN": "0", "KCOORD_SOCKET": "{here}/none.sock", "KCOORD_AGENT_TIMEOUT": "0.1"},
-        "no agent answers at {here}/none.sock: No such file or directory; none is started (KCOORD_SPAWN=0), and ranks compile for "
-        "themselves until there is one",
+        "no agent answers at {here}/none.sock: No such file or directory; none is started (KCOORD_SPAWN=0), and ranks compile "
+        "for themselves until there is one",
     ),
     "a setting that there is not": (
         {"KCOORD_STROE": "/shared"},
@@ -360,8 +358,8 @@ JOBS = {
     ),
     "keys that only verify": (
         {"KCOORD_STORE": "{here}/store", "KCOORD_SIGNING_KEY_FILE": "{here}/key.pub"},
-        "the store {here}/store is only read: its signing keys only verify: give this node one that signs, or let others publish; "
-        "its artifacts are used, and this node's stay here",
+        "the store {here}/store is only read: its signing keys only verify: give this node one that signs, or let others "
+        "publish; its artifacts are used, and this node's stay here",
     ),
     "Redis without a store": (
         {"KCOORD_REDIS_URL_FILE": "{here}/url"},
@@ -441,8 +439,8 @@ CALLS = {
     ),
     "a value without identity": (
         BUILD.format("", "*, staging", WRITES, "open('/dev/null')"),
-        "KeyFactorError: arguments.n: a value of type _io.TextIOWrapper has no identity that is stable across processes: give its "
-        "class a __cache_signature__() that returns the plain values that matter; for a class that is not yours, "
+        "KeyFactorError: arguments.n: a value of type _io.TextIOWrapper has no identity that is stable across processes: give "
+        "its class a __cache_signature__() that returns the plain values that matter; for a class that is not yours, "
         'kcoord.register_signature("_io.TextIOWrapper", function)',
     ),
     "a scope's name": (
