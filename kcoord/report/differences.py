@@ -75,7 +75,7 @@ def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     compiler's own hash explains nothing.
     """
     differences = _diff(theirs, mine)
-    return [d for d in differences if " " in d.name or not (_is_digest(d.ours) and _is_digest(d.theirs))] or differences
+    return [d for d in differences if " " in d.name or not (is_digest(d.ours) and is_digest(d.theirs))] or differences
 
 
 def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
@@ -195,7 +195,8 @@ def _differences(theirs: Manifest, mine: Manifest) -> Differences:
     return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
 
 
-def _is_digest(text: str | None) -> bool:
+def is_digest(text: str | None) -> bool:
+    """True for a value that tells people nothing."""
     return text is not None and _DIGEST.fullmatch(text) is not None
 
 
