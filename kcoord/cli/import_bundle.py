@@ -23,13 +23,15 @@ from kcoord.telemetry.events import Notices
 
 
 @subcommand("import", *IN_STORE)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def command(settings: Settings, file: Path, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
     Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
     are kept.
     """
+    if not file.exists():
+        raise click.BadParameter(f"File '{file}' does not exist.", param_hint="'FILE'")
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)
     check_is_store(store.root, or_new=settings.store_create)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.many_keys import many_keys
 from kcoord.cli.jobs import STDOUT, job_command, output_file, scope_of
 from kcoord.cli.options import print_json
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.report.differences import Divergence, distinguishing_factors, divergences_of
 from kcoord.report.findings import findings_of, why_again
-from kcoord.report.many_keys import many_keys
 from kcoord.report.page import page
 from kcoord.report.timeline import Timeline
 from kcoord.settings import Settings

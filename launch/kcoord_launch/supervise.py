@@ -259,7 +259,7 @@ def _say_summary(settings: Settings, job: str, nodes: int, launched: float) -> N
 def _many_keys(settings: Settings, launched: float) -> list[str]:
     """Lines about kernels that were compiled on this node since then for many values of one argument."""
     from kcoord.artifacts.catalog import newest_first  # both not before the job
-    from kcoord.report.many_keys import many_keys
+    from kcoord.artifacts.many_keys import many_keys
 
     made = newest_first(replace(settings, store=None), since=launched)
     try:

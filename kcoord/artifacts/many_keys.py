@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import Factor
-from kcoord.report.differences import is_digest
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import first_few
 
@@ -19,8 +19,10 @@ _MOST_SHOWN, _LONGEST_VALUE = 3, 20
 _OF_ARGUMENTS = ("arguments", "attributes", "constants", "signature", "tuning_key")
 _TRITONS = ("attributes", "constants", "signature")  # one argument is in all of them
 
-_Row = dict[str, dict[str, str]]
-"""Of one key: by argument, its value's text for each factor that tells of it."""
+_DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
+
+_Value = dict[str, Factor]
+"""Of an argument: each factor that tells of it."""
 
 
 @dataclass
@@ -54,12 +56,12 @@ def _worst(manifests: list[Manifest], least_seconds: float) -> ManyKeys | None:
     rows = [_row(manifest) for manifest in manifests]
     names = {name for row in rows for name in row}
     told = {name: [row.get(name, {}) for row in rows] for name in sorted(names)}
-    varying = [name for name, values in told.items() if values.count(values[0]) < len(values) and not _is_hash(values)]
+    varying = [name for name, values in told.items() if len(set(map(_digest, values))) > 1 and not _is_hash(values)]
     found = []
     for name in (name for name in varying if any(head in _OF_ARGUMENTS for value in told[name] for head in value)):
-        alike: dict[str, list[int]] = defaultdict(list)
+        alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for at in range(len(rows)):
-            alike[repr([told[other][at] for other in varying if other != name])].append(at)
+            alike[tuple(_digest(told[other][at]) for other in varying if other != name)].append(at)
         extra = sum(len(group) - 1 for group in alike.values())
         seconds = sum(manifests[at].compile_seconds for group in alike.values() for at in group[1:])
         if extra >= _LEAST and seconds >= least_seconds:
@@ -68,8 +70,8 @@ def _worst(manifests: list[Manifest], least_seconds: float) -> ManyKeys | None:
     return max((each for each in found if each), key=lambda each: each.extra, default=None)
 
 
-def _many(kernel: str, name: str, told: list[dict[str, str]], extra: int, seconds: float) -> ManyKeys | None:
-    argument, signatures = plain_text(name.rpartition(" ")[2]), {value.get("signature") for value in told}
+def _many(kernel: str, name: str, told: list[_Value], extra: int, seconds: float) -> ManyKeys | None:
+    argument, signatures = plain_text(name.rpartition(" ")[2]), {_of(value, "signature") for value in told}
     values = sorted({_text(value) for value in told}, key=lambda text: (len(text), text))
     if argument == "tuning_key":
         argument = "its tuning key"
@@ -78,46 +80,63 @@ def _many(kernel: str, name: str, told: list[dict[str, str]], extra: int, second
         if sum(text.isdecimal() and int(text).bit_count() != 1 for text in values) <= _LEAST:
             return None  # an autotuner's configurations, which are powers of two
         remedy = "round it up, or pass it as an argument that is no tl.constexpr"
-    elif signatures == {None}:
+    elif signatures == {""}:
         remedy = "round it up, or pass it as the kernel is launched"
-    elif len(signatures - {"constexpr"}) > 1:
-        return None  # of several types, which one kernel cannot have
+    elif len(types := [each for each in signatures if each and each != "constexpr"]) != 1 or types[0][0] == "*":
+        return None  # of several types, which one kernel cannot have; or a pointer, whose alignment matters
     else:
-        remedy = f'triton.jit(do_not_specialize=["{argument}"])'
+        remedy = f'triton.jit(do_not_specialize=["{argument}"]), unless 1 and multiples of 16 need faster code'
     return ManyKeys(kernel, argument, values, extra, seconds, remedy)
 
 
-def _is_hash(values: list[dict[str, str]]) -> bool:
+def _is_hash(values: list[_Value]) -> bool:
     """True for a compiler's own hash of the rest."""
-    texts = [text for value in values for text in value.values()]
+    texts = [factor.text for value in values for factor in value.values()]
     return len(set(texts)) == len(values) and all(map(is_digest, texts))
 
 
-def _text(value: dict[str, str]) -> str:
+def _text(value: _Value) -> str:
     """A value for people; of a number that is no constant, what Triton specialized on."""
     if "constants" in value:
-        return value["constants"]
+        return value["constants"].text
     if "signature" in value:
-        return "multiples of 16" if "divisibility" in value.get("attributes", "") else "others"
-    return next(iter(value.values()), "unset")
+        return "multiples of 16" if "divisibility" in _of(value, "attributes") else "others"
+    return next((factor.text for factor in value.values()), "unset")
 
 
-def _row(manifest: Manifest) -> _Row:
+def _of(value: _Value, factor: str) -> str:
+    return value[factor].text if factor in value else ""
+
+
+def _digest(value: _Value) -> str:
+    return " ".join(factor.digest for factor in value.values())
+
+
+def _row(manifest: Manifest) -> dict[str, _Value]:
+    """The key's factors, by argument."""
     try:
         key = manifest.explained
     except ArtifactInvalid:
         key = manifest.key
-    row: _Row = defaultdict(dict)
+    row: dict[str, _Value] = defaultdict(dict)
     for factor in (*key.factors, *key.details):
-        for name, text in _leaves(factor):
+        for name, leaf in _leaves(factor):
             head, _, argument = name.partition(" ")
-            row[argument if head in _TRITONS and argument else name][head] = text
+            if head not in _TRITONS:
+                row[name][head] = leaf
+            elif argument:  # else it says that there are none
+                row[argument][head] = leaf
     return dict(row)
 
 
-def _leaves(factor: Factor, above: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(factor: Factor, above: str = "") -> Iterator[tuple[str, Factor]]:
     name = f"{above}{factor.name}"
     if not factor.parts:
-        yield name, factor.text
+        yield name, factor
     for part in factor.parts:
         yield from _leaves(part, f"{name} ")
+
+
+def is_digest(text: str | None) -> bool:
+    """True for a value that tells people nothing."""
+    return text is not None and _DIGEST.fullmatch(text) is not None
