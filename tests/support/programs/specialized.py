@@ -31,13 +31,21 @@ def typed(x, y, z):
     tl.store(x, tl.load(y) + tl.load(z))
 
 
+class Odd(triton.MockTensor):  # type: ignore[misc,unused-ignore]
+    """At no multiple of 16."""
+
+    @staticmethod
+    def data_ptr() -> int:
+        return 4
+
+
 if __name__ == "__main__":
     driver.set_active(Gpu())
     blocks, types = [16, 32, 64, 128], ["fp16", "bf16", "fp32", "fp64"]
     if sys.argv[1] == "push":
         for block in blocks:
             for rank in range(8):
-                push.warmup(triton.MockTensor("fp32"), rank, BLOCK=block, grid=(1,))
+                push.warmup(Odd("fp32"), rank, BLOCK=block, grid=(1,))
     elif sys.argv[1] == "sized":
         for n in range(3, 16):
             sized.warmup(triton.MockTensor("fp32"), n, BLOCK=16, grid=(1,))
