@@ -370,6 +370,11 @@ JOBS = {
         {"KCOORD_REDIS_URL_FILE": "{here}/url", "KCOORD_STORE": "{here}/store"},
         "Redis cannot be used: KCOORD_REDIS_URL_FILE has an option that redis-py refuses: there is no timeout",
     ),
+    "Redis where nobody listens": (
+        {"KCOORD_REDIS_URL_FILE": "{here}/nobody", "KCOORD_STORE": "{here}/store"},
+        "Redis cannot be used (localhost:1: nothing listens there: start Redis, or check KCOORD_REDIS_URL_FILE); until it is "
+        "back, coordination is by lease files",
+    ),
     "kcoord off, and settings that mean nothing": (
         {"KCOORD_DISABLE": "1", "KCOORD_STORE": "shared", "KCOORD_LEASE_TTL": "1000", "KCOORD_REDIS_URL": "localhost"},
         "",
@@ -383,7 +388,9 @@ def test_a_job(sandbox: Sandbox, here: Path, mistake: str) -> None:
     (here / "open").chmod(0o777)
     (here / "link").symlink_to(here / "open")
     (here / "url").write_text("redis://localhost:1?timeout=3")
-    (here / "url").chmod(0o600)
+    (here / "nobody").write_text("redis://localhost:1")
+    for url in ("url", "nobody"):
+        (here / url).chmod(0o600)
     environment, line = JOBS[mistake]
     given = {name: value.replace("{here}", str(here)) for name, value in environment.items()}
     done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, "-c", f"print(3); {KERNEL}", **given)
@@ -391,6 +398,29 @@ def test_a_job(sandbox: Sandbox, here: Path, mistake: str) -> None:
     said = [said for said in done.stderr.splitlines() if " compiled, " not in said]
     assert said[:1] == ([f"kcoord: {line.replace('{here}', str(here))}"] if line else [])
     assert len(said) <= 1 or "KCOORD_SPAWN" in environment, "where there is no agent each rank says so"
+
+
+def test_what_others_have_signed_or_nobody(sandbox: Sandbox, here: Path) -> None:
+    """It is whole, and no bad one; a name that two have is no key."""
+    keys = {name: str(here / name) for name in ("key", "other")}
+    kcoord(sandbox, "keys", "new", keys["other"])
+    store = {"KCOORD_STORE": str(here / "store")}
+    two = KERNEL.replace("; kcoord", "\nfor n in '12': kcoord").replace("'k'),", "'k', n=n),")
+    for signs, fault in (
+        ({}, "it is not signed: let every node that publishes have the key"),
+        ({"KCOORD_SIGNING_KEY_FILE": keys["other"]}, "add that key to KCOORD_SIGNING_KEY_FILE on this node"),
+    ):
+        assert lines(sandbox, sys.executable, "-c", two, **store, **signs)[1:] == []
+        done = kcoord(sandbox, "verify", code=1, KCOORD_SIGNING_KEY_FILE=keys["key"], **store)
+        assert done.stdout.startswith("0 artifacts verified, 0 bad, 2 not signed by a key that is known here, ")
+        each = done.stderr.splitlines()
+        assert len(each) == 2
+        assert all(line.startswith(f"not trusted: {here}/store/") and line.endswith(fault) for line in each)
+    assert re.fullmatch(
+        r"kcoord: 2 artifacts match 'k': name one of \w{12}, \w{12}\n",
+        kcoord(sandbox, "explain", "k", code=1, **store).stderr,
+    )
+    assert "\n0 artifacts, 0 bytes, 0.0 s of compiling, in " in kcoord(sandbox, "ls", "matmul", **store).stdout
 
 
 TORCHRUN = {
