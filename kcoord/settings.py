@@ -164,14 +164,12 @@ class Settings:
         Between a secret and its file a flag wins over a variable, and otherwise the file wins. No file is read: its file system
         may hang.
 
-        Raises `SettingsError`, one line that names the setting and the remedy; with KCOORD_DISABLE a wrong value has no effect.
+        Raises `SettingsError`, one line that names the setting and the remedy.
         """
         unknown = sorted(flags.keys() - {spec.name for spec in FIELDS})
         if unknown:
             raise SettingsError(f"there is no setting {unknown[0]!r}: see 'kcoord doctor --json' for their names")
         here, environ = environ is None, os.environ if environ is None else environ
-        off = flags.get("disable") or environ.get(variable("disable"), "")
-        is_off = off.lower() in values.ON
         parsed: dict[str, Any] = {}
         optional = set()
         for spec in FIELDS:
@@ -186,8 +184,6 @@ class Settings:
                     values.same_everywhere(text)
                 parsed[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
-                if is_off:  # everything is as without kcoord
-                    continue
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
                 raise SettingsError(f"{source}={shown}: {error}") from None
             if source == variable(spec.name) and spec.name in SECRET_FILES:
@@ -196,12 +192,22 @@ class Settings:
             parsed["local_dir"] = local_directory()
             os.environ[variable("local_dir")] = str(parsed["local_dir"])
         settings = cls(**parsed, optional=frozenset(optional))
-        if settings.lease_limit < settings.lease_ttl and not is_off:
+        if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(
                 f"KCOORD_LEASE_LIMIT={settings.lease_limit:g} is below KCOORD_LEASE_TTL={settings.lease_ttl:g}: "
                 "raise the limit or lower the TTL"
             )
         return replace(settings, local_dir=settings._tier())
+
+    @classmethod
+    def of_job(cls, flag_prefix: str = "--", /, **flags: str | None) -> Settings:
+        """`from_environ` for what compiles: with KCOORD_DISABLE=1 another setting that is wrong ends no job."""
+        try:
+            return cls.from_environ(None, flag_prefix, **flags)
+        except SettingsError:
+            if os.environ.get(variable("disable"), "").lower() not in values.ON:
+                raise
+            return cls(disable=True)
 
     def _tier(self) -> Path:
         """The local directory of this policy: where signatures are required one of its own, below the one that is named.

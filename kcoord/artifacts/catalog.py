@@ -22,8 +22,8 @@ def newest_first(
 ) -> Iterator[Manifest]:
     """The manifests of the store's and the local tier's artifacts whose digests are `wanted`, each key once, newest first.
 
-    `since`: directories of this node that have not changed after that moment, in Unix seconds, are left out. They are read one by
-    one; memory holds a name and a time of each. Raises `StoreError`; at the call if there is no store.
+    `since`: artifacts that came to this node before that moment, in Unix seconds, are left out. They are read one by one; memory
+    holds a name and a time of each. Raises `StoreError`; at the call if there is no store.
     """
     root = settings.store_root
     stored: list[tuple[float, str]] = []
@@ -32,6 +32,7 @@ def newest_first(
         with store_errors(root):
             stored = [(found.st_mtime, path.name) for path, found in Store(root).objects() if wanted(path.name)]
     local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir, since)]
+    local = [(written, home) for written, home in local if written >= since]
     found = _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
     return (manifest for manifest in found if wanted(manifest.key.digest))
 

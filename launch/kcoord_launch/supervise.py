@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 from kcoord.default_dir import why_temporary
@@ -261,11 +261,9 @@ def _many_keys(settings: Settings, launched: float) -> list[str]:
     from kcoord.artifacts.catalog import newest_first  # both not before the job
     from kcoord.artifacts.many_keys import many_keys
 
-    made = newest_first(replace(settings, store=None), since=launched)
     try:
-        ours = islice(takewhile(lambda manifest: manifest.origin.created >= launched, made), _MOST_COMPARED)
-        return [
-            str(each) for each in many_keys(manifest for manifest in ours if manifest.origin.host == platform.node())
-        ]
+        made = newest_first(replace(settings, store=None), since=launched)
+        ours = (m for m in made if m.origin.created >= launched and m.origin.host == platform.node())
+        return [str(each) for each in many_keys(islice(ours, _MOST_COMPARED))]
     except StoreError:
         return []  # a directory is being removed
