@@ -13,7 +13,9 @@ from kcoord.secret_files import read_secret
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _PORT, _SENTINEL_PORT = 6379, 26379
 _PORTS = range(1, 65536)
-_UNREADABLE = "it cannot be parsed: in a password, write / ? # @ : as %2F %3F %23 %40 %3A"
+_UNREADABLE = (
+    "it cannot be parsed: a port is a number from 1 to 65535; in a password, write / ? # @ : as %2F %3F %23 %40 %3A"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ def _parts(url: str) -> tuple[str, str, str, str]:
 
 
 def parse_redis_url(value: str) -> str:
-    """`value`, if a client can use it. Raises ValueError without any secret."""
+    """`value` without surrounding white space, if a client can use it. Raises ValueError without any secret."""
+    value = value.strip()
+    if any(map(str.isspace, value)):
+        raise ValueError("it holds white space: in a password, write a space as %20")
     if Sentinels.of(value) is not None:
         return value
     if _parts(value)[0] not in SCHEMES:
@@ -102,6 +107,8 @@ def parse_redis_url(value: str) -> str:
     except ValueError:  # its text may hold a part of the password
         raise ValueError(_UNREADABLE) from None
     db = place.path.strip("/")
+    if place.scheme == "unix" and not db:
+        raise ValueError("it names no socket: unix:///path")
     if place.scheme != "unix" and db and not db.isdecimal():
         raise ValueError("after the host it must have the number of a database, as in redis://host:6379/0")
     return value

@@ -12,13 +12,16 @@ from kcoord.units import parse_span
 LONGEST_SOCKET_PATH = 100  # bytes; sockaddr_un holds 108, and a lock file needs a suffix
 LONGEST_JOB = 200  # characters of a job's name
 TRUST = ("require", "off")
+ON = ("1", "true", "yes", "on")
 _TEN_YEARS = 10 * 365 * 86400.0
 
 
 def same_everywhere(value: str) -> None:
     """Raises ValueError for a path that is another one for each process that reads it."""
     if not value.startswith(("/", "~")):
-        raise ValueError("it is relative, and would be another directory for each process: write the whole path")
+        raise ValueError(
+            "write the whole path, from / or ~: a relative one would be another directory for each process"
+        )
 
 
 def path(value: str) -> Path:
@@ -88,7 +91,7 @@ def days(value: str) -> float:
 
 
 def switch(value: str) -> bool:
-    if value.lower() in ("1", "true", "yes", "on"):
+    if value.lower() in ON:
         return True
     if value.lower() in ("0", "false", "no", "off", ""):
         return False

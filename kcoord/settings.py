@@ -202,6 +202,16 @@ class Settings:
             )
         return replace(settings, local_dir=settings._tier())
 
+    @classmethod
+    def of_job(cls, flag_prefix: str = "--", /, **flags: str | None) -> Settings:
+        """`from_environ` for what compiles: with KCOORD_DISABLE=1 another setting that is wrong ends no job."""
+        try:
+            return cls.from_environ(None, flag_prefix, **flags)
+        except SettingsError:
+            if os.environ.get(variable("disable"), "").lower() not in values.ON:
+                raise
+            return cls(disable=True)
+
     def _tier(self) -> Path:
         """The local directory of this policy: where signatures are required one of its own, below the one that is named.
 
@@ -300,6 +310,11 @@ class Settings:
         """
         mounted = self.as_mounted()
         return mounted.redis_url if mounted.redis_url_file is None else read_redis_url(mounted.redis_url_file)
+
+    @property
+    def redis_setting(self) -> str:
+        """The variable from which `redis_address` comes. Blocks as that does."""
+        return variable("redis_url" if self.as_mounted().redis_url_file is None else "redis_url_file")
 
     def to_environ(self, *, without: Collection[str] = ()) -> dict[str, str]:
         """Environment variables with these values, for another process; a setting that is None has none."""

@@ -178,7 +178,7 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     if store is None:
         if url is not None:
             notices.tell(
-                "KCOORD_REDIS_URL is set but there is no store that artifacts could travel through: "
+                f"{settings.redis_setting} is set but there is no store that artifacts could travel through: "
                 "set KCOORD_STORE to a shared directory; until then each node coordinates itself"
             )
         return alone
@@ -191,7 +191,9 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     from kcoord.leases.redis import RedisLeases
 
     try:
-        redis = RedisLeases(url, settings.namespace, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
+        redis = RedisLeases(
+            url, settings.namespace, ttl=ttl, limit=limit, failure_ttl=failure_ttl, setting=settings.redis_setting
+        )
     except SettingsError as error:
         notices.tell(f"Redis cannot be used: {error}")
         return without_redis

@@ -124,12 +124,12 @@ class Claims:
     def tick(self) -> None:
         """End the waits that are over their bounds, and tell of late compiles. Call it about once a second."""
         for line in self._late_compiles.look(self._compiles(), self._timelines.last_ready, time.time()):
-            self._notices.tell(line)
+            self._notices.tell(line, passing=True)
         actions = self.flights.tick(time.monotonic(), may_hedge=self._leases.settled)
         for action in actions:
             if isinstance(action, act.Reply) and isinstance(action.answer, messages.Alone):
                 name = self._names.get(action.claimant.key, _UNKNOWN)
-                self._notices.tell(f"ranks {action.answer.why} for {name}: each compiles it for itself")
+                self._notices.tell(f"ranks {action.answer.why} for {name}: each compiles it for itself", passing=True)
         self.carry_out(actions)
 
     def carry_out(self, actions: list[act.Action]) -> None:
@@ -178,7 +178,8 @@ class Claims:
                 self.stalled += 1
                 name = self._names.get(key, _UNKNOWN)
                 self._notices.tell(
-                    f"a compile of {name} has not used the CPU for KCOORD_STALL_SECONDS seconds: another rank may go ahead"
+                    f"a compile of {name} has not used the CPU for KCOORD_STALL_SECONDS seconds: another rank may go ahead",
+                    passing=True,
                 )
                 self.carry_out(actions)
         for key, token in self._stalls.working:
@@ -191,6 +192,7 @@ class Claims:
         self._notices.tell(
             f"{late} takes long with {name}: {reply.claimant.who} compiles it, too{others}",
             about=f"late: {late}{others}",
+            passing=True,
         )
 
     def _slow_after(self, drawn: float, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
@@ -211,7 +213,7 @@ class Claims:
         except (ArtifactInvalid, StoreError) as error:
             why = str(error)
             about = f"the local directory: {error.remedy}" if isinstance(error, StoreError) else None
-            self._notices.tell(f"not published: {why}", about=about)
+            self._notices.tell(f"not published: {why}", about=about, passing=about is None)
             return messages.Refused(why)
         finally:
             if why and token:  # whatever went wrong: let the waiters of this flight go

@@ -46,7 +46,8 @@ class Connection:
     who: Identity
     pid: int
     unanswered: dict[int, tuple[Request, float]] = field(default_factory=dict)
-    notices_sent: int = 0  # position in the agent's notices
+    came: int = 0  # position in the agent's notices
+    notices_sent: int = 0  # position there
     watch: ProcessWatch | None = None
 
     @functools.cached_property
@@ -140,7 +141,7 @@ class Connections:
     def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
         if connection.transport.is_closing():
             return
-        notices, connection.notices_sent = self._notices.since(connection.notices_sent)
+        notices, connection.notices_sent = self._notices.since(connection.notices_sent, connection.came)
         if notices and self.tells_clients and connection.who.local_rank in (None, 0):
             frame["told"] = notices
         connection.transport.write(frames.encode_frame(frame))
@@ -263,7 +264,9 @@ class Connections:
         who = Identity.from_hello(frame)
         if self._settings is not None:
             who.check_trust(self._settings)
-        connection = Connection(next(self.ids), transport, who, peer.pid)
+        if not self._open:
+            self._notices.renew()
+        connection = Connection(next(self.ids), transport, who, peer.pid, came=self._notices.since(0)[1])
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
         self._send(connection, {"op": "welcome", **about})

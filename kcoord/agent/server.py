@@ -113,7 +113,7 @@ class Agent:
             "breaker": self._leases.breakers(),
             "clients": len(services.connections),
             "settings": self._settings.redacted(),
-            "notices": self._notices.since(0)[0],
+            "notices": list(dict.fromkeys(self._notices.since(0)[0])),
             "flights": services.claims.status(),
             "uploads": services.claims.acquisition.uploads,
             "leases": services.claims.acquisition.held,

@@ -17,10 +17,13 @@ from kcoord.files.private import check_tier
 from kcoord.settings import Settings
 
 
-def newest_first(settings: Settings, wanted: Callable[[str], bool] = lambda digest: True) -> Iterator[Manifest]:
+def newest_first(
+    settings: Settings, wanted: Callable[[str], bool] = lambda digest: True, since: float = 0.0
+) -> Iterator[Manifest]:
     """The manifests of the store's and the local tier's artifacts whose digests are `wanted`, each key once, newest first.
 
-    They are read one by one; memory holds a name and a time of each. Raises `StoreError`; at the call if there is no store.
+    `since`: artifacts that came to this node before that moment, in Unix seconds, are left out. They are read one by one; memory
+    holds a name and a time of each. Raises `StoreError`; at the call if there is no store.
     """
     root = settings.store_root
     stored: list[tuple[float, str]] = []
@@ -28,7 +31,8 @@ def newest_first(settings: Settings, wanted: Callable[[str], bool] = lambda dige
         check_is_store(root)
         with store_errors(root):
             stored = [(found.st_mtime, path.name) for path, found in Store(root).objects() if wanted(path.name)]
-    local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
+    local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir, since)]
+    local = [(written, home) for written, home in local if written >= since]
     found = _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
     return (manifest for manifest in found if wanted(manifest.key.digest))
 
@@ -40,11 +44,13 @@ def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]
             yield manifest
 
 
-def local_manifests(local_dir: Path) -> Iterator[Path]:
-    """The paths of this node's manifests. Raises `StoreError` if a directory cannot be listed."""
+def local_manifests(local_dir: Path, since: float = 0.0) -> Iterator[Path]:
+    """The paths of this node's manifests, in directories that have changed after `since`. Raises `StoreError` if one cannot be
+    listed.
+    """
     with store_errors(local_dir):
         for tier in tiers(local_dir):
-            for home in tier.iterdir():
+            for home in tier.iterdir() if tier.stat().st_mtime >= since else ():
                 if _has_manifest(home):
                     yield home / MANIFEST_NAME
 

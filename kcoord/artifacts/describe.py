@@ -70,7 +70,7 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
         if in_memory:
             contents[name] = content
     if not files:
-        raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
+        raise ArtifactInvalid(f"{key.name}: its compile wrote no file into its staging directory")
     files.sort(key=lambda f: f.name)
     needed = tuple(sorted(needs)[:MOST_NEEDS])
     manifest = Manifest(

@@ -31,6 +31,7 @@ from kcoord.telemetry.events import log
 MANIFEST, PROFILE, PACK = "manifest", "profile", "pack"
 OVERHEAD = 256  # bytes, at most, by which an envelope is larger than its content
 MAKE = "make one with: kcoord keys new FILE"
+UNSIGNED = "it is not signed"
 _FORMAT = b"kcoord-signed-1\n"  # no msgpack map begins so, and no part of a profile
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PUBLIC = "ed25519-public:"
@@ -104,12 +105,12 @@ def parse_key(text: str) -> Key:
     return Key(bytes.fromhex(half))
 
 
-def read_keys(path: Path) -> dict[str, Key]:
+def read_keys(path: Path, setting: str = "KCOORD_SIGNING_KEY_FILE=") -> dict[str, Key]:
     """The keys of a file, by id. A line is ``ID KEY``, or ``ID:KEY`` as in ``KCOORD_SIGNING_KEY``; ``#`` begins a comment.
 
     Blocks for as long as the file system does. Raises `SettingsError`, which shows nothing of the file's content.
     """
-    name = f"KCOORD_SIGNING_KEY_FILE={path}"
+    name = f"{setting}{path}"
     content = read_secret(name, path)
     try:
         lines = content.decode("ascii").splitlines()
@@ -134,7 +135,7 @@ def read_keys(path: Path) -> dict[str, Key]:
 
 def _parse_line(words: list[str]) -> tuple[str, Key]:
     if len(words) != 2:
-        raise ValueError("it must be a key id and a key")
+        raise ValueError(f"it must be a key id and a key, as ID:KEY: {MAKE}")
     return parse_id(words[0]), parse_key(words[1])
 
 
@@ -268,7 +269,7 @@ class Trust:
             return None
         content, signature = split(data)
         if signature is None:
-            return ArtifactDistrusted("it is not signed", "let every node that publishes have the key")
+            return ArtifactDistrusted(UNSIGNED, "let every node that publishes have the key")
         key = self.keys.get(signature.key_id)
         if key is None:
             return ArtifactDistrusted(

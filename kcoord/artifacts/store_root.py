@@ -91,7 +91,7 @@ class StoreRoot:
                     refresh_names(place)  # it may just have been made by another node
                     (place / MARKER).stat()
                     return
-        raise StoreError(f"{self.path}: {NO_STORE}", NO_STORE, passing=True)  # the job runs without one
+        raise _missing(self.path, passing=True)  # the job runs without one
 
     def check(self) -> None:
         """Publish a probe, and remove it. Raises `StoreError` if that fails.
@@ -120,8 +120,13 @@ def check_is_store(path: Path, *, or_new: bool = False) -> None:
             if or_new:
                 return
     if not is_store:
-        raise StoreError(f"{path}: {NO_STORE}", NO_STORE)
+        raise _missing(path)
     StoreRoot(path).uuid()
+
+
+def _missing(path: Path, *, passing: bool = False) -> StoreError:
+    why = "it is a file: name a directory in KCOORD_STORE" if path.is_file() else NO_STORE
+    return StoreError(f"{path}: {why}", why, passing=passing)
 
 
 def _marker() -> bytes:

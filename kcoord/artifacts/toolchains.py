@@ -85,7 +85,12 @@ def _recorded(store: Store, digest: str) -> Toolchain:
 def _read(store: Store, name: str) -> Toolchain:
     path = _path(store, name)
     with store_errors(path):
-        sealed = read_plain(path, LARGEST_CHOICE + OVERHEAD)
+        try:
+            sealed = read_plain(path, LARGEST_CHOICE + OVERHEAD)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{store.root}: no toolchain has the name {name}: 'kcoord toolchain ls' lists them"
+            ) from None
     if doubt := store.trust.doubt(BACKEND, sealed):
         raise doubt
     try:

@@ -43,7 +43,7 @@ def install() -> list[str]:
     cannot be used. A compiler that the user has given another cache, or one that others may write to, is left alone, and so are
     all if others may write to the local directory (a warning says so).
     """
-    settings = Settings.from_environ()
+    settings = Settings.of_job()
     if settings.disable:
         return []
     try:

@@ -16,7 +16,7 @@ import click
 import kcoord
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError, SettingsError
-from kcoord.settings import unknown_variables
+from kcoord.settings import FIELDS, unknown_variables, variable
 
 _COMMANDS = (
     "agent", "cc", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
@@ -82,7 +82,15 @@ def main() -> None:
         with suppress(OSError):  # a stream that wrote to a file cannot change once that is another
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        cli(prog_name="kcoord")
+        code = cli(prog_name="kcoord", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        echo(f"kcoord: {_refusal(error)}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(1)
     except KcoordError as error:
         echo(f"kcoord: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
@@ -95,3 +103,18 @@ def main() -> None:
         else:
             raise
         sys.exit(1)
+    sys.exit(code)
+
+
+def _refusal(error: click.ClickException) -> str:
+    """Wrong usage in one line, where click writes four."""
+    context, said = getattr(error, "ctx", None), error.format_message().rstrip(".")
+    command = context.command_path if context is not None else "kcoord"
+    if isinstance(error, click.NoSuchOption):
+        flag = error.option_name
+        if (name := variable(flag.lstrip("-").replace("-", "_"))) in map(variable, (spec.name for spec in FIELDS)):
+            after = (
+                ", or give it after the command's name" if context and isinstance(context.command, click.Group) else ""
+            )
+            said = f"{command} has no {flag}: set {name}{after}"
+    return f"{said} ({command} --help)"

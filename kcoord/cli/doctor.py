@@ -35,7 +35,7 @@ from kcoord.leases.files import FileLeases
 from kcoord.leases.redis import RedisLeases
 from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
 from kcoord.ranks import nodes_of
-from kcoord.settings import Settings, variable
+from kcoord.settings import Settings
 from kcoord.telemetry.events import plain
 
 _LITTLE_SPACE = 1 << 30  # bytes
@@ -225,9 +225,11 @@ def _redis(settings: Settings) -> Iterator[Finding]:
     if settings.store is None:
         remedy = "set KCOORD_STORE to a directory that all nodes share"
         yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
-    given = variable("redis_url" if settings.redis_url_file is None else "redis_url_file")
+    given = settings.redis_setting
     try:
-        took = _try_lease(lambda: RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0))
+        took = _try_lease(
+            lambda: RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0, setting=given)
+        )
     except (LeaseUnavailable, SettingsError) as error:
         yield Finding("Redis", "fail", str(error), f"see the finding, and {given}")
         return

@@ -47,6 +47,8 @@ def command(settings: Settings, names: tuple[str, ...], out: Path, everything: b
     root = needed_store(settings)
     if not (names or everything):
         raise click.UsageError("nothing to export: give the NAME of a profile, or --all")
+    if names and everything:
+        raise click.UsageError("--all has every profile: leave the NAME out")
     store = Store(root, Trust.of(settings))
     check_is_store(store.root)
     uses: dict[str, Use] = {}

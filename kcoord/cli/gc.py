@@ -240,6 +240,8 @@ def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
             f"{where}: {kept:,} of {found.artifacts:,} artifacts stay{pinned}, "
             f"{bytes_text(found.size - found.removed_size)} of {bytes_text(found.size)}"
         )
+    else:
+        echo(f"{where}: it has no artifacts")
     if found.removed and not dry_run:
         echo(
             f"{bytes_text(found.removed_size)} come free after {span_text(grace)}, by the next 'kcoord gc' or an agent"

@@ -30,6 +30,8 @@ def command(settings: Settings, file: Path, as_json: bool) -> None:
     Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
     are kept.
     """
+    if not file.exists():
+        raise click.BadParameter(f"File '{file}' does not exist.", param_hint="'FILE'")
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)
     check_is_store(store.root, or_new=settings.store_create)

@@ -61,14 +61,14 @@ def rotate(file: Path, key_id: str | None) -> None:
     """
     if file.is_symlink():  # as a mounted Secret is
         raise KcoordError(f"{file} is a symbolic link: rotate the file that it is made from")
-    keys = read_keys(file)
+    keys = read_keys(file, "")
     if not Trust("require", keys).signer:
         raise KcoordError(f"{file}: its keys only verify: rotate the file that signs")
     key_id = key_id or _new_id()
     if key_id in keys:
         raise KcoordError(f"{file} has a key {key_id!r}: give another --id")
     key, verifiers = _new_key(), _public(file)
-    known = {**keys, **(read_keys(verifiers) if os.path.lexists(verifiers) else {})}
+    known = {**keys, **(read_keys(verifiers, "") if os.path.lexists(verifiers) else {})}
     # first the verifiers: a signer must not run ahead of those who verify
     _write(verifiers, {i: k.public_half for i, k in {key_id: key, **known}.items()}, replaces=True)
     _write(file, {key_id: key, **{i: k.public_half for i, k in keys.items()}}, replaces=True)
@@ -99,7 +99,7 @@ def _new_id() -> str:
 def _write(path: Path, keys: dict[str, Key], *, replaces: bool) -> None:
     """Make `keys` the whole file at `path`, of mode 0600 from its first moment. Raises `KcoordError`."""
     fresh = path.with_name(f".{path.name}.{staging_name()}")
-    with store_errors(path):
+    with store_errors(path.parent):
         try:
             with open(fresh, "x", opener=_private) as file:
                 file.writelines(f"{key_id} {key.text}\n" for key_id, key in keys.items())

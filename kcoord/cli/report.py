@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.many_keys import many_keys
 from kcoord.cli.jobs import STDOUT, job_command, output_file, scope_of
 from kcoord.cli.options import print_json
 from kcoord.cli.output import echo
@@ -36,8 +37,10 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
     texts = {digest[:KEY_DIGITS]: text for digest, text in distinguishing_factors(manifests).items()}
     for kernel in found.kernels:
         kernel.variant = texts.get(kernel.key, "")
+    compiled = {kernel.key for kernel in found.kernels if kernel.compiles}
+    many = [str(each) for each in many_keys(m for m in manifests if m.key.digest[:KEY_DIGITS] in compiled)]
     with output_file(path) as file:
-        file.write(page(timeline, found, divergences))
+        file.write(page(timeline, found, divergences, many))
     if as_json:
         print_json({
             "file": str(path),
@@ -50,6 +53,7 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
             "duplicates": [{"name": k.name, "key": k.key, "why": why_again(k)} for k in found.duplicates],
             "failed": [k.name for k in found.failures],
             "divergences": [_document(divergence) for divergence in divergences],
+            "many_keys": many,
             "problems": timeline.problems,
             "said": [{"time": e.when, "node": e.node, "text": e.text} for e in timeline.events],
         })  # fmt: skip
@@ -59,6 +63,8 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
     if path == STDOUT:
         return
     echo(f"{path}: job {plain_text(timeline.job)}, {scope_of(timeline, settings)}: {summary(timeline.figures)}")
+    for line in many[:_MOST_LINES]:
+        echo(line)
     for divergence in divergences[:_MOST_LINES]:
         echo(line_of(divergence))
     if len(divergences) > _MOST_LINES:

@@ -9,6 +9,7 @@ from kcoord.cli.console import Console
 from kcoord.cli.jobs import scope_of
 from kcoord.cli.options import WHERE, print_json, printable, running_agent, subcommand
 from kcoord.cli.output import echo
+from kcoord.errors import KcoordError
 from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.figures import summary, troubles
@@ -32,7 +33,7 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
     if reply is not None and reply["job"] is not None:
         job, scope, nodes, found = reply["job"], "this node", None, reply["figures"]
     else:
-        timeline = _recorded(settings, job)
+        timeline = _recorded(settings, job, or_none=as_json or job is None)
         job, nodes, found = timeline.job, timeline.nodes, timeline.figures
         scope = scope_of(timeline, settings)
     if as_json:
@@ -48,14 +49,19 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
         console.print(printable(line))
 
 
-def _recorded(settings: Settings, job: str | None) -> Timeline:
-    """The time line of `job`, or of the latest one; an empty one, and a line on stderr, if none is known."""
+def _recorded(settings: Settings, job: str | None, *, or_none: bool) -> Timeline:
+    """The time line of `job`, or of the latest one. If none is known: with `or_none` an empty one, and a line on stderr, else
+    `KcoordError`.
+    """
     known = jobs(settings)
     job = known[0].job if job is None and known else job
     if job is None or directory_name(job) not in {directory_name(seen.job) for seen in known}:
         names = first_few([plain_text(seen.job) for seen in known], _MOST_NAMED) or "none"
         about = "nothing is known here" + (f" of job {plain_text(job)!r}" if job else "")
-        echo(f"kcoord: {about}; jobs of the last week: {names}", err=True)
+        line = f"{about}; jobs of the last week: {names}"
+        if not or_none:
+            raise KcoordError(line)
+        echo(f"kcoord: {line}", err=True)
         return Timeline(job or "")
     timeline = load_timeline(settings, job)
     for problem in timeline.problems:

@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn
 
 from kcoord.artifacts import local
 from kcoord.artifacts.catalog import local_manifests
-from kcoord.artifacts.signing import MANIFEST, Trust, split
+from kcoord.artifacts.signing import MANIFEST, UNSIGNED, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.console import bar
@@ -48,12 +48,13 @@ _Check = tuple[Path, Callable[[], object]]
 @subcommand("verify", *IN_STORE, "local_dir")
 @click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
 def command(settings: Settings, on_node: bool, as_json: bool) -> None:
-    """Check every byte of all artifacts. Names those that are bad; then the exit code is 1.
+    """Check every byte of all artifacts. Names those that are bad, or not trusted; then the exit code is 1.
 
-    Signatures in the store are checked, too: with KCOORD_TRUST=require an artifact without a signature by one of our keys is bad.
-    So are the packs of profiles. Nothing is moved or removed.
+    Signatures in the store are checked, too: with KCOORD_TRUST=require an artifact without a signature by one of our keys is not
+    trusted. The packs of profiles are checked, too. Nothing is moved or removed.
     """
     seen, bad = _Seen(), {}
+    strangers = set()  # of the bad ones; they may be whole
     root = settings.store_root
     if on_node or root is None:
         where, checks = settings.local_dir, _on_node(settings, seen)
@@ -67,6 +68,8 @@ def command(settings: Settings, on_node: bool, as_json: bool) -> None:
                 check()
             except ArtifactDistrusted as error:
                 bad[str(place)] = f"{error.fault}: {error.remedy}"
+                if error.unknown_key or error.fault == UNSIGNED:
+                    strangers.add(str(place))
             except (ArtifactInvalid, PackInvalid, StoreError) as error:
                 bad[str(place)] = str(error)  # a bad sector of a disk leaves the other artifacts
             progress(number, None)
@@ -74,11 +77,12 @@ def command(settings: Settings, on_node: bool, as_json: bool) -> None:
         print_json({**asdict(seen), "bad": bad, "where": str(where)})
     else:
         for name, fault in bad.items():
-            echo(f"bad: {name}: {fault}", err=True)
+            echo(f"{'not trusted' if name in strangers else 'bad'}: {name}: {fault}", err=True)
         packs = f" and {several(seen.packs, 'pack')}" if seen.packs else ""
+        others = f", {len(strangers)} not signed by a key that is known here" if strangers else ""
         echo(
-            f"{several(seen.whole, 'artifact')}{packs} verified, {len(bad)} bad, {seen.bytes:,} bytes read, "
-            f"{seen.signed} signed by any key, in {where}"
+            f"{several(seen.whole, 'artifact')}{packs} verified, {len(bad) - len(strangers)} bad{others}, "
+            f"{seen.bytes:,} bytes read, {seen.signed} signed by any key, in {where}"
         )
     sys.exit(1 if bad else 0)
 

@@ -99,9 +99,9 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             f"in {summary['seconds']:.1f} s"
         )
     if failed and not summary["keys"]:
-        raise KcoordError(
-            "no key could be compiled: start this where the job's modules can be imported, as in its directory"
-        )
+        absent = any("ModuleNotFoundError" in item["reason"] for item in failed)
+        remedy = "start this where the job's modules can be imported, as in its directory" if absent else "see above"
+        raise KcoordError(f"no key could be compiled: {remedy}")
     alone = sum(report["alone"] for report in reports)
     if alone and left is None:
         raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")

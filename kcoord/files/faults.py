@@ -17,6 +17,7 @@ _REMEDIES = {
     errno.EROFS: "it is on a read-only file system: mount it read-write, or unset it",
     errno.ENOSPC: "its file system is full: free space, or run 'kcoord gc' (--local for a local directory)",
     errno.EDQUOT: "the quota is used up: free space, or run 'kcoord gc' (--local for a local directory)",
+    errno.EEXIST: "it is a file: name a directory",
     errno.ENOENT: "it is missing: create it, or mount it",
     errno.ENOTDIR: "a part of its path is a file, or a link inside the store: name a directory",
     errno.ESTALE: "its NFS handle is stale: mount it again",
@@ -26,7 +27,7 @@ _REMEDIES = {
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
-_WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # does not pass while the job runs
+_WRONG_PATH = {errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # does not pass while the job runs
 
 
 def is_of_a_disk(error: BaseException) -> bool:

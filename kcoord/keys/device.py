@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcoord.errors import KeyFactorError
+
 _SM = re.compile(r"[0-9]{2,3}[af]?")
 
 
@@ -169,7 +171,9 @@ def _product(properties: Any) -> str:
 
 
 def scope_factors(scope: Scope, device: DeviceKey) -> dict[str, Any]:
-    """The factors that `scope` adds to a key on `device`."""
+    """The factors that `scope` adds to a key on `device`. Raises `KeyFactorError` for what is no `Scope`, such as its name."""
+    if not isinstance(scope, Scope):
+        raise KeyFactorError(f"scope={scope!r}: it must be kcoord.Scope.TARGET, MODEL or DEVICE")
     factors: dict[str, Any] = {"target": device.target}
     if scope is not Scope.TARGET:
         factors["device_model"] = model_of(device)

@@ -258,6 +258,9 @@ def look_up(directory: Path) -> None:
         for missing in (directory.parent, directory):
             with suppress(FileExistsError):
                 beneath.mkdir(missing, directory.parents[2])
+    except NotADirectoryError:
+        if directory.parents[2].is_file():  # as good as no store
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(directory)) from None
     beneath.check(directory, directory.parents[2])
 
 

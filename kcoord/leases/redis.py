@@ -144,8 +144,8 @@ class RedisLeases(LeaseService):
     """Leases of one namespace in Redis, over two connections: one for commands, and one for news.
 
     A server that answers nothing for `silence` seconds is lost; then, and if it refuses or breaks a connection, or refuses a
-    command, all connections are dropped, and whoever waits asks again. `distance`: of messages, in µs for each receiver. Raises
-    `SettingsError` if the URL has an option that there is not.
+    command, all connections are dropped, and whoever waits asks again. `distance`: of messages, in µs for each receiver.
+    `setting`: the variable that names the URL. Raises `SettingsError` if the URL has an option that there is not.
     """
 
     name = "Redis"
@@ -160,11 +160,12 @@ class RedisLeases(LeaseService):
         failure_ttl: float,
         silence: float | None = None,
         distance: float | None = None,
+        setting: str = "KCOORD_REDIS_URL",
     ) -> None:
         self._namespace, self._limit = namespace, limit
         self._silence, self._distance = silence or SILENCE, round(distance or DISTANCE)
         self._ttl_ms, self._failure_ms = max(1, int(min(ttl, limit) * 1000)), max(1, int(failure_ttl * 1000))
-        self._connections = Connections(url, self._silence)
+        self._connections = Connections(url, self._silence, setting)
         self._turn = asyncio.Semaphore(1)  # in front of the connection for commands
         self._dropped, self._why = 0, ""  # how often all connections were dropped, and the last reason
         self._ready: Latest[str, str] = Latest(_REMEMBERED)  # key → manifest

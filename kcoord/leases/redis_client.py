@@ -69,11 +69,14 @@ _SEVERAL = "it is a node of a Redis Cluster: let this user ask CLUSTER SLOTS and
 class Connections:
     """Clients of the server at `url`, which answers within `silence` seconds. Nothing is sent before the first command.
 
+    `setting` is the variable that names the URL, for people.
+
     A server that knows CLUSTER SLOTS, or answers MOVED, is one of a Redis Cluster, which redis-py's cluster client is for. Raises
     `SettingsError` if redis-py refuses an option of the URL.
     """
 
-    def __init__(self, url: str, silence: float) -> None:
+    def __init__(self, url: str, silence: float, setting: str = "KCOORD_REDIS_URL") -> None:
+        self._setting = setting
         self._place = without_password(url).partition("://")[2].rpartition("@")[2]
         self._silence, self._answered = silence, False  # whether a command ever had a result
         self._shared: dict[str, Any] = {
@@ -99,7 +102,7 @@ class Connections:
         except (TypeError, ValueError, RedisError) as error:
             unknown = re.search(r"unexpected keyword argument '?(\w+)", str(error))
             reason = f"there is no {unknown[1]}" if unknown else error
-            raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {reason}") from None
+            raise SettingsError(f"{setting} has an option that redis-py refuses: {reason}") from None
         if len(self._nodes.addresses) > 1:
             self._join_cluster()
 
@@ -177,7 +180,7 @@ class Connections:
             text = f"{text} {cause}"
         whole = text + " over TLS" * bool(self._shared.get("ssl")) + " before it answered" * (not self._answered)
         known = next((line for pattern, line in _CAUSES.items() if re.search(pattern, whole)), "")
-        said = known.format(url="KCOORD_REDIS_URL", error=text) if known else f"{type(error).__name__}: {text}"
+        said = known.format(url=self._setting, error=text) if known else f"{type(error).__name__}: {text}"
         return f"{self._place}: {' '.join(said.split())}"
 
     async def drop(self) -> None:

@@ -199,7 +199,7 @@ class Pack:
             raise PackInvalid(f"{self.place}: it is no plain file")
         room = found.st_size - len(_MAGIC) - _LENGTH
         if room < 0 or self._file.read(len(_MAGIC)) != _MAGIC:
-            raise PackInvalid(f"{self.place}: it is no pack of this version")
+            raise PackInvalid(f"{self.place}: it is no file of 'kcoord export', or another version's: export it again")
         self._file.seek(found.st_size - _LENGTH)
         length = int.from_bytes(self._file.read(_LENGTH), "big")
         if length > min(self._largest_index, room):

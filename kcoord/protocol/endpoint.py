@@ -57,7 +57,7 @@ def why_silent(settings: Settings, timeout: float) -> str:
             frames.send_frame(connection, frames.encode_frame(process.hello()))
             reply = frames.receive_frame(connection)
     except (OSError, ProtocolError) as error:
-        return f"no agent answers at {settings.socket_path}: {error}"
+        return f"no agent answers at {settings.socket_path}: {getattr(error, 'strerror', None) or error}"
     if reply.get("op") != "welcome":
         return f"the agent at {settings.socket_path} refuses: {reply.get('why')!r:.200}"
     return ""
@@ -80,7 +80,7 @@ def make_directory(settings: Settings) -> None:
         make_private(settings.local_dir)
     except StoreError as error:
         if directory == settings.local_dir or not error.passing:
-            raise
+            raise StoreError(f"KCOORD_LOCAL_DIR={error}", error.remedy, passing=error.passing) from error
     if settings.socket is not None:
         make_private(directory, "set KCOORD_SOCKET to a name in a directory of your own")
     elif directory != settings.local_dir:
@@ -111,10 +111,10 @@ def agent_lock(path: Path, timeout: float) -> Iterator[None]:
 def bind(path: Path) -> socket.socket:
     """A listening socket at `path`, for this user alone; replaces a dead agent's. Call it under `agent_lock`.
 
-    Raises OSError, also if `path` is a file that is no socket.
+    Raises OSError, and `StoreError` if `path` is a file that is no socket.
     """
     if path.is_file():
-        raise FileExistsError(errno.EEXIST, "it is no socket", os.fspath(path))
+        raise StoreError(f"KCOORD_SOCKET={path}: it is a file, and no socket: name another one, or remove it")
     path.unlink(missing_ok=True)
     listener = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would apply to other threads' files, too
@@ -128,7 +128,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def bind_unless_served(path: Path, timeout: float) -> socket.socket | None:
-    """`bind`, or None if an agent listens at `path`. Call it under `agent_lock`. Raises OSError."""
+    """`bind`, or None if an agent listens at `path`. Call it under `agent_lock`. Raises as that does."""
     try:
         connect(path, timeout).close()
     except (FileNotFoundError, ConnectionRefusedError):

@@ -38,7 +38,7 @@ def connect(**flags: str | None) -> Coordinator:
     if last is not None and last[0] == asked:
         return last[1]
     with _lock:
-        settings = Settings.from_environ(**flags)
+        settings = Settings.of_job(**flags)
         if settings.profile is None:
             settings = replace(settings, profile=of_this_process(ranks_of().world or 1))
         coordinator = _coordinators.get(settings)

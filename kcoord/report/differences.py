@@ -9,12 +9,12 @@ told from code that differs between stages.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.many_keys import is_digest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 from kcoord.report.edits import diff, short_name, short_text
@@ -29,7 +29,6 @@ _FEW = 4  # factors that tell keys apart
 _LONGEST_VALUE = 40  # characters
 _MOST_RANGES = 8
 _MOST_NODES = 3
-_DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _INSTALLED = (
     "compiler", "compilers", "driver", "host libraries", "libc", "machine", "packages", "platform", "python", "toolchain",
     "tools", "torch", "triton", "version", "versions",
@@ -75,7 +74,7 @@ def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     compiler's own hash explains nothing.
     """
     differences = _diff(theirs, mine)
-    return [d for d in differences if " " in d.name or not (_is_digest(d.ours) and _is_digest(d.theirs))] or differences
+    return [d for d in differences if " " in d.name or not (is_digest(d.ours) and is_digest(d.theirs))] or differences
 
 
 def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
@@ -193,10 +192,6 @@ def _linked(ranks_of: Mapping[str, set[int]]) -> list[tuple[set[int], list[str]]
 
 def _differences(theirs: Manifest, mine: Manifest) -> Differences:
     return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
-
-
-def _is_digest(text: str | None) -> bool:
-    return text is not None and _DIGEST.fullmatch(text) is not None
 
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:

@@ -38,8 +38,8 @@ _MOST_LANES = 8
 _MOST_NOTES = 20_000
 
 
-def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] = ()) -> str:
-    """The report of a job as an HTML page."""
+def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] = (), many: Sequence[str] = ()) -> str:
+    """The report of a job as an HTML page. `many`: lines about kernels with many keys."""
     resources = files("kcoord.report")
     script = resources.joinpath("report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -56,7 +56,7 @@ def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] 
         "figures": "".join(f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline)),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in _notes(timeline, left_out)),
         "canvas_label": escape(label, quote=True),
-        "sections": _sections(timeline, found, divergences),
+        "sections": _sections(timeline, found, divergences, many),
         "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
@@ -117,10 +117,11 @@ def _notes(timeline: Timeline, left_out: int) -> list[str]:
     return notes
 
 
-def _sections(timeline: Timeline, found: Findings, divergences: Sequence[Divergence]) -> str:
+def _sections(timeline: Timeline, found: Findings, divergences: Sequence[Divergence], many: Sequence[str]) -> str:
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
     return "".join((
         _section("Ranks whose keys differ", "".join(_divergence(each, keys) for each in divergences[:_MOST_ROWS])),
+        _section("A key for each value", "".join(f"<p>{escape(line)}</p>" for line in many[:_MOST_ROWS])),
         _section("Slowest kernels", _slowest(found, keys)),
         _section("Compiled more than once", _duplicates(found, keys)),
         _section("Failed or lost", _failures(found, keys)),

@@ -70,25 +70,36 @@ class Notices:
     _MOST = 200
 
     def __init__(self) -> None:
-        self._told: dict[str, list[str]] = {}  # subject → the line, in a list whose identity shows who came first
+        # subject → the line, and whether it passes, in a tuple whose identity shows who came first
+        self._told: dict[tuple[str, int], tuple[str, bool]] = {}
+        self._programs = 0
 
-    def tell(self, line: str, *, about: str | None = None) -> bool:
+    def renew(self) -> None:
+        """Another program comes: lines that pass may be told once more."""
+        self._programs += 1
+
+    def tell(self, line: str, *, about: str | None = None, passing: bool = False) -> bool:
         """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged.
+
+        `passing`: it is about a program that runs now, and means nothing to later ones.
 
         Lone surrogates, which no log file takes, are escaped, and other control characters replaced: lines quote paths, compilers
         and peers.
         """
         line = plain(line.encode("utf-8", "backslashreplace").decode())
-        mine = [line]
-        if len(self._told) >= self._MOST or self._told.setdefault(about or line, mine) is not mine:
+        mine, subject = (line, passing), (about or line, self._programs if passing else 0)
+        if len(self._told) >= self._MOST or self._told.setdefault(subject, mine) is not mine:
             return False
         log.warning("kcoord: %s", line)
         return True
 
-    def since(self, position: int) -> tuple[list[str], int]:
-        """The lines told after `position`, and the position after them."""
-        lines = [line for (line,) in list(self._told.values())]
-        return lines[position:], len(lines)
+    def since(self, position: int, came: int = 0) -> tuple[list[str], int]:
+        """The lines told after `position`, and the position after them. Lines that pass count from the position `came`."""
+        told = list(self._told.values())
+        lines = [
+            line for at, (line, passing) in enumerate(told) if at >= (max(position, came) if passing else position)
+        ]
+        return lines, len(told)
 
 
 def tell_bug(error: BaseException, consequence: str, tell: Callable[[str], object] | None = None) -> None:

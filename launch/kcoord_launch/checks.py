@@ -25,7 +25,7 @@ def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--", *, i
     If the local directory can never be used, a job runs without kcoord: one line says so, and `disable` is set: one
     bad node must not end a job of many. It is an error without a job (`is_job`), and under KCOORD_TRUST=require.
     """
-    settings = Settings.from_environ(None, flag_prefix, **flags)
+    settings = Settings.of_job(flag_prefix, **flags)
     if settings.disable:
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -31,6 +32,10 @@ def run(settings: Settings, command: list[str]) -> int:
     if settings.disable:
         return _run(command, {**os.environ, variable("disable"): "1"})
     borrow(settings)
+    code, why = _fault_of(command[0])
+    if code:
+        say(f"{command[0]}: {why}")
+        return code
     if settings.profile is None:
         # None: each process finds its own
         settings = replace(settings, profile=of_command(command, ranks_of().world or 0))
@@ -42,6 +47,15 @@ def run(settings: Settings, command: list[str]) -> int:
         )
     with supervised(settings, job_name(settings), nodes=nodes_of(), has_kcoord=is_ours) as extra:
         return _run(command, with_variables(extra))
+
+
+def _fault_of(program: str) -> tuple[int, str]:
+    """A shell's exit code for a program that cannot be run, and why it cannot; 0 if it may be."""
+    if shutil.which(program):
+        return 0, ""
+    if shutil.which(program, os.F_OK):
+        return 126, f"it is not executable: chmod +x it, or name its interpreter, as in python {program}"
+    return 127, "no such program: " + ("give its words without quotes" if " " in program else "check its name and PATH")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

@@ -10,6 +10,7 @@ backlog until the new agent is up.
 from __future__ import annotations
 
 import os
+import platform
 import select
 import shlex
 import subprocess
@@ -18,12 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from kcoord.default_dir import why_temporary
-from kcoord.errors import KcoordError
+from kcoord.errors import KcoordError, StoreError
 from kcoord.protocol import endpoint
-from kcoord.protocol.endpoint import await_agent
+from kcoord.protocol.endpoint import await_agent, why_silent
 from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient
@@ -36,6 +38,7 @@ from kcoord_launch.environment import rank_environment
 _STOP_TIMEOUT = 20.0  # seconds
 _MOST_RESTARTS = 20  # of agents that end early
 _MOST_TROUBLES = 3  # lines before the last one
+_MOST_COMPARED = 2000  # of a job's kernels
 _EARLY = 60.0  # seconds; an agent that ends later says nothing about the next one
 
 
@@ -205,7 +208,7 @@ def supervised(
         try:
             yield rank_environment(settings, has_kcoord=has_kcoord)
         finally:
-            if sums_up:
+            if sums_up and not (why and why_silent(settings, settings.agent_timeout)):
                 _say_summary(settings, job, nodes, launched)
         return
     supervisor = Supervisor(settings)
@@ -244,9 +247,23 @@ def _say_summary(settings: Settings, job: str, nodes: int, launched: float) -> N
             f"again, in {found['compile_seconds']:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or "
             "KCOORD_STORE"
         )
+    lines += _many_keys(settings, launched)
     for line in lines[:_MOST_TROUBLES]:
         say(line)
     if more := len(lines[_MOST_TROUBLES:]):
         say(f"… and {more} more: {report}")
     where = "this node: " if nodes > 1 else ""
     say(f"{where}{summary(found, launched)}" + (f"; {report}" if found["requests"] else ""))
+
+
+def _many_keys(settings: Settings, launched: float) -> list[str]:
+    """Lines about kernels that were compiled on this node since then for many values of one argument."""
+    from kcoord.artifacts.catalog import newest_first  # both not before the job
+    from kcoord.artifacts.many_keys import many_keys
+
+    try:
+        made = newest_first(replace(settings, store=None), since=launched)
+        ours = (m for m in made if m.origin.created >= launched and m.origin.host == platform.node())
+        return [str(each) for each in many_keys(islice(ours, _MOST_COMPARED))]
+    except StoreError:
+        return []  # a directory is being removed

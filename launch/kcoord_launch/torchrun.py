@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import kcoord
 from kcoord.errors import SettingsError
 from kcoord.packs.automatic import of_module, of_script
-from kcoord.settings import unknown_variables, variable
+from kcoord.settings import FIELDS, unknown_variables, variable
 from kcoord_launch.arguments import FLAGS, add_flags, early_arguments
 from kcoord_launch.borrowing import borrow
 from kcoord_launch.checks import checked_settings
@@ -80,10 +80,21 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Print one line with the nearest known flags, instead of fifty lines of usage, and end."""
     known = [flag for action in parser._actions for flag in action.option_strings]
-    near = [each for word in message.split() if word[:1] == "-" for each in difflib.get_close_matches(word, known, 1)]
+    wrong = [] if message.startswith("ambiguous") else [word for word in message.split() if word[:1] == "-"]
+    near = [each for word in wrong for each in _meant(word.partition("=")[0], known)]
     more = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
     say(f"{message}{more} (kcoord-torchrun --help)")
     sys.exit(2)
+
+
+def _meant(flag: str, known: list[str]) -> list[str]:
+    """Flags for which `flag` may be meant: of `kcoord exec`, a setting that is a variable alone, or a slip."""
+    if (own := f"--kcoord-{flag.lstrip('-')}") in known:
+        return [own]
+    name = variable(flag.removeprefix("--kcoord-").replace("-", "_"))
+    return (
+        [f"{name}="] if name in (variable(spec.name) for spec in FIELDS) else difflib.get_close_matches(flag, known, 1)
+    )
 
 
 def _profile(args: Any) -> str:

@@ -45,7 +45,7 @@ def refusal(environ: dict[str, str] | None = None, **flags: str | None) -> str:
         ("KCOORD_NAMESPACE", "x" * 65, "1 to 64"),
         ("KCOORD_PROFILE", "..", "must not begin with '.'"),
         ("KCOORD_PROFILE", "a/b", "letters, digits"),
-        ("KCOORD_STORE", "store", "relative, and would be another directory for each process: write the whole path"),
+        ("KCOORD_STORE", "store", "write the whole path, from / or ~: a relative one would be another directory"),
         ("KCOORD_STORE", "./store", "write the whole path"),
         ("KCOORD_STORE", "~nobody-of-this-name/store", "write the whole path"),
         ("KCOORD_SOCKET", "/tmp/" + "x" * 120, "shorten it"),

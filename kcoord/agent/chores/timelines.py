@@ -212,9 +212,9 @@ class Timelines:
             if not there.is_dir():
                 make_below(there)
             replace_file(there / path.name, content, store / LAYOUT / "staging", store)
-        except FileNotFoundError:  # so is the store, which the agent tells
-            return False
         except OSError as caught:
+            if not store.is_dir():  # which the agent tells
+                return False
             error = store_error(caught, there)
             self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))
             return False

@@ -83,7 +83,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
             found["first line"] = function.starting_line_number
             found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
             found["constants"] = {_name(function, k): str(v) for k, v in source.constants.items()}
-            found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
+            found["attributes"] = {_name(function, k): str(v) for k, v in source.attrs.items()}
         if options is not None:
             found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
         for inputs in request.inputs[:1]:

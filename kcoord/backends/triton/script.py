@@ -44,7 +44,10 @@ def kernel_of_script(qualname: str) -> Any:
     """
     path = os.environ.get(POOL_SCRIPT)
     if not path:
-        raise Unreplayable(f"{qualname} is the script's own, and this process knows no script")
+        raise Unreplayable(
+            f"{qualname} stands in the job's script, which this process does not know: move it into a module that the script "
+            "imports"
+        )
     try:
         changed = Path(path).stat().st_mtime_ns
         script = _defined.get((path, changed)) or _Script(path)

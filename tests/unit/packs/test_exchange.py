@@ -447,7 +447,7 @@ def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox
         (["export", "--all", ""], 2, "names no file"),
         (["export", "--all", f"{__file__}/out"], 1, "part of its path is a file"),
         (["export", "--all", "o" * 250], 1, "too long"),
-        (["import", "nothing.kcb"], 1, "it is missing: create it"),
+        (["import", "nothing.kcb"], 2, "File 'nothing.kcb' does not exist"),
         (["verify", "--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["status", "--local-dir", "/" + "n" * 300, "--socket", "/nowhere"], 1, "/nowhere"),
         (["stats", "--local-dir", "/" + "n" * 300], 1, "too long"),

@@ -119,7 +119,7 @@ def test_a_script_that_cannot_be_read_or_is_not_known_is_said(script: Path, monk
     with pytest.raises(Unreplayable, match="cannot be read"):
         kernel_of_script("plain")
     monkeypatch.delenv(POOL_SCRIPT)
-    with pytest.raises(Unreplayable, match="knows no script"):
+    with pytest.raises(Unreplayable, match="which this process does not know"):
         kernel_of_script("plain")
 
 
