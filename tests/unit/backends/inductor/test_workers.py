@@ -166,6 +166,21 @@ def test_equal_jobs_of_two_ranks_take_one_worker(shared: Shared) -> None:
     assert second.ask("kept.pop().result(timeout=60)") > 0
 
 
+BOUNDED = """
+from kcoord.backends.inductor import worker_pool
+
+worker_pool._executor_of = lambda count: count
+for free in (0, 3 * worker_pool._WORKER, 100 * worker_pool._WORKER):
+    worker_pool.free_memory = lambda: free
+    print(worker_pool.Workers(8)._started())
+"""
+
+
+def test_there_are_as_many_workers_as_memory_is_free_for_and_at_least_one(sandbox: Sandbox) -> None:
+    done = sandbox.run_forked("-c", BOUNDED)
+    assert (done.stdout.split(), done.returncode) == (["1", "3", "8"], 0), done.stderr
+
+
 def test_the_pool_outlives_the_rank_that_started_it_and_no_process_outlives_the_last_rank(sandbox: Sandbox) -> None:
     with job(sandbox, {}, {}) as (first, second):
         pool = first.pool()
