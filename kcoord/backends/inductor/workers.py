@@ -107,20 +107,21 @@ def _joined(command: list[str], how: Mapping[str, Any]) -> Membership | None:
     arguments = dict(each.partition("=")[::2] for each in command if each.startswith("--"))
     if not _STOCK.issubset(command):
         return None
+    member = Membership(int(arguments["--workers"]))
+    mine = json.dumps({name: how["env"].get(name) for name in (*PER_RANK, *_VISIBLE)}).encode()
     try:
-        descriptors = how["pass_fds"]
-        with _connected(coordinator.settings, command, arguments, how) as connection:
-            mine = {name: how["env"].get(name) for name in (*PER_RANK, *_VISIBLE)}
-            socket.send_fds(connection, [json.dumps(mine).encode()], descriptors)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for each in descriptors:  # torch 2.14 closes them; while 2.13's are open, the end of the pool is not seen
-            os.dup2(nothing, each)
-        os.close(nothing)
+        with Path(os.devnull).open("r+b") as nothing:
+            with _connected(coordinator.settings, command, arguments, how) as connection:
+                socket.send_fds(connection, [mine], how["pass_fds"])
+            for each in how[
+                "pass_fds"
+            ]:  # torch 2.14 closes them; while 2.13's are open, the end of the pool is not seen
+                os.dup2(nothing.fileno(), each, inheritable=False)
     except _FAILURES as error:
         let_through(error)
         notices.tell(f"torch's compile workers are this rank's own: {error}", about="compile workers")
         return None
-    return Membership(int(arguments["--workers"]))
+    return member
 
 
 def _connected(
@@ -180,8 +181,8 @@ def _start(program: list[str], listener: int, how: Mapping[str, Any]) -> None:
         ["/bin/sh", "-c", _BESIDE, "sh", *program],
         env={name: value for name, value in how["env"].items() if name not in PER_RANK},
         stdin=subprocess.DEVNULL,
-        stdout=how["stdout"],
-        stderr=how["stderr"],
+        stdout=how.get("stdout"),
+        stderr=how.get("stderr"),
         pass_fds=[listener],
         start_new_session=True,
     )

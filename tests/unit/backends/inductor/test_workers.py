@@ -166,6 +166,21 @@ def test_equal_jobs_of_two_ranks_take_one_worker(shared: Shared) -> None:
     assert second.ask("kept.pop().result(timeout=60)") > 0
 
 
+BOUNDED = """
+from kcoord.backends.inductor import worker_pool
+
+worker_pool._executor_of = lambda count: count
+for free in (0, 3 * worker_pool._WORKER, 100 * worker_pool._WORKER):
+    worker_pool.free_memory = lambda: free
+    print(worker_pool.Workers(8)._started())
+"""
+
+
+def test_there_are_as_many_workers_as_memory_is_free_for_and_at_least_one(sandbox: Sandbox) -> None:
+    done = sandbox.run_forked("-c", BOUNDED)
+    assert (done.stdout.split(), done.returncode) == (["1", "3", "8"], 0), done.stderr
+
+
 def test_the_pool_outlives_the_rank_that_started_it_and_no_process_outlives_the_last_rank(sandbox: Sandbox) -> None:
     with job(sandbox, {}, {}) as (first, second):
         pool = first.pool()
@@ -213,8 +228,11 @@ def test_other_variables_have_another_pool_and_a_rank_alone_has_torchs(shared: S
     box, first, _ = shared
     kind = "type(pool().process).__name__"
     alone, off = {"WORLD_SIZE": "1"}, {"KCOORD_SHARE_WORKERS": "0"}
-    with job(box, {"TRITON_DEBUG": "1"}, alone, off) as ranks:
-        assert [rank.ask(kind) for rank in (first, *ranks)] == ["Membership", "Membership", "Popen", "Popen"]
+    far = box.root / "tmp" / ("far" * 30)  # too far for a socket's path
+    far.mkdir()
+    with job(box, {"TRITON_DEBUG": "1"}, alone, off, {"TMPDIR": str(far)}) as ranks:
+        assert [rank.ask(kind) for rank in (first, *ranks)] == ["Membership"] * 2 + ["Popen"] * 3
+        assert "torch's compile workers are this rank's own: AF_UNIX path too long" in ranks[-1].end()
         another = ranks[0].pool()
         assert is_of_the_node(another)
         assert another != first.pool()
