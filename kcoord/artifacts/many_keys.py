@@ -38,8 +38,8 @@ class ManyKeys:
 
     def __str__(self) -> str:
         shown = first_few([plain_text(value, _LONGEST_VALUE) for value in self.values], _MOST_SHOWN)
-        many = f"{len(self.values)} values of {self.argument} ({shown})"
-        return f"{self.kernel} has a key for each of {many}: {self.extra} more, {self.seconds:.1f} s; {self.remedy}"
+        many = f"{self.argument} has {len(self.values)} values ({shown})"
+        return f"{self.kernel}: {self.extra} compiles more, {self.seconds:.1f} s, since {many}; {self.remedy}"
 
 
 def many_keys(manifests: Iterable[Manifest], least_seconds: float = 5.0) -> list[ManyKeys]:

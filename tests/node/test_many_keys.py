@@ -26,20 +26,20 @@ def lines(sandbox: Sandbox, *arguments: str, **environment: str) -> list[str]:
     settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
     found = many_keys(newest_first(settings), least_seconds=0.0)
     assert all(each.seconds > 0 for each in found)
-    return [str(each).replace(f", {each.seconds:.1f} s;", ";") for each in found]
+    return [str(each).replace(f", {each.seconds:.1f} s,", ",") for each in found]
 
 
 def test_a_rank_by_whose_value_a_kernel_is_specialized(sandbox: Sandbox) -> None:
     assert lines(sandbox, "specialized", "push") == [
-        "push has a key for each of 3 values of rank (1, others, multiples of 16): 8 more; "
+        "push: 8 compiles more, since rank has 3 values (1, others, multiples of 16); "
         'triton.jit(do_not_specialize=["rank"]), unless 1 and multiples of 16 need faster code'
     ]
 
 
 def test_a_length_that_is_a_constant(sandbox: Sandbox) -> None:
     assert lines(sandbox, "specialized", "sized") == [
-        "sized has a key for each of 13 values of n (3, 4, 5 and 10 more): 12 more; round it up, or pass it as an argument that "
-        "is no tl.constexpr"
+        "sized: 12 compiles more, since n has 13 values (3, 4, 5 and 10 more); round it up, or pass it as an argument that is no "
+        "tl.constexpr"
     ]
 
 
@@ -51,8 +51,8 @@ def test_a_tuning_key_of_many_values(sandbox: Sandbox) -> None:
     """The configurations, which are powers of two, are no mistake."""
     blocks = ",".join(str(2**n) for n in range(10))
     (line,) = lines(sandbox, "tuned", MS="3,4,5,6,7,8,9,10", BLOCKS=blocks)
-    assert line.startswith("add has a key for each of 8 values of its tuning key ((3, 'float32'), (4, 'float32'), ")
-    assert line.endswith(": 7 more; round it up, or leave it out of the key of triton.autotune")
+    assert line.startswith("add: 7 compiles more, since its tuning key has 8 values ((3, 'float32'), (4, 'float32'), ")
+    assert line.endswith("; round it up, or leave it out of the key of triton.autotune")
 
 
 BUILDS = """
@@ -70,10 +70,8 @@ with ThreadPoolExecutor(9) as pool:
 
 
 def test_a_job_and_its_report_say_so_and_a_warm_job_does_not(sandbox: Sandbox) -> None:
-    begins, ends = (
-        "build has a key for each of 9 values of n (0, 1, 2 and 6 more): 8 more, ",
-        "; round it up, or pass it as the kernel is launched",
-    )
+    begins = "build: 8 compiles more, "
+    ends = " s, since n has 9 values (0, 1, 2 and 6 more); round it up, or pass it as the kernel is launched"
     for kernels in (1, 0):
         done = sandbox.run_kcoord(*KCOORD, "exec", "--job", f"j{kernels}", "--", sys.executable, "-c", BUILDS)
         said = [
