@@ -54,6 +54,7 @@ def __getattr__(name: str) -> Any:
 
     # each is imported once: import_module takes locks, which a signal's handler does not get before Python 3.12
     if name not in _HOME:
-        raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
+        hint = ": call kcoord.connect().get_or_compile(…)" if name == "get_or_compile" else ""
+        raise AttributeError(f"module 'kcoord' has no attribute {name!r}{hint}")
     found = globals()[name] = getattr(import_module(_HOME[name]), name)
     return found

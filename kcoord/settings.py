@@ -183,11 +183,13 @@ class Settings:
             if text is None or (text == "" and spec.name != "namespace"):
                 continue
             try:
+                if text.startswith("--") and source != variable(spec.name):
+                    raise ValueError("its value is missing")
                 if spec.name == "store" and source == variable("store"):
                     values.same_everywhere(text)
                 parsed[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
-                shown = without_password(text) if spec.name == "redis_url" else repr(text)
+                shown = without_password(text) if spec.name == "redis_url" else f"{text!r:.300}"
                 raise SettingsError(f"{source}={shown}: {error}") from None
             if source == variable(spec.name) and spec.name in SECRET_FILES:
                 optional.add(spec.name)

@@ -119,7 +119,8 @@ class Acquisition:
             void = answer.manifest
             if tiers.store.faulty or key in tiers.distrusted:
                 break
-            self._note_untrue(key)
+            if key not in tiers.refused:
+                self._note_untrue(key)
         if isinstance(answer, Failed):
             return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
         if not isinstance(answer, Ready):  # no other node publishes now, but an earlier job may have

@@ -62,6 +62,7 @@ class Tiers:
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
         self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
         self.distrusted: set[str] = set()
+        self.refused: set[str] = set()  # found in the store, and not used, for whatever reason
         """Keys whose artifact in the store this agent does not trust, and others may."""
         self.carried: Counter[str] = Counter()
         """For the metrics: artifacts and bytes that were ``published`` and ``fetched``."""
@@ -189,14 +190,20 @@ class Tiers:
             self._arrived(digest, home, manifest)
             return stated
         except ArtifactDistrusted as error:
+            self._refuse(digest)
             if error.unknown_key and len(self.distrusted) < _MOST_DISTRUSTED:
                 self.distrusted.add(digest)
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
         except ArtifactInvalid as error:
+            self._refuse(digest)
             self._notices.tell(f"{error}; the kernel is compiled instead")
         except StoreError as error:
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"the local directory: {error.remedy}")
         return None
+
+    def _refuse(self, digest: str) -> None:
+        if len(self.refused) < _MOST_DISTRUSTED:
+            self.refused.add(digest)
 
     async def into_store(self, digest: str, home: Path) -> str | None:
         """Publish the artifact at `home`; returns the SHA-256 of the store's manifest, None if it did not get there.

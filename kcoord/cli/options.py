@@ -145,6 +145,8 @@ def no_agent(settings: Settings) -> AgentUnavailable:
     why = why_silent(settings, _ANSWERS_WITHIN) or f"the agent at {path} did not answer in time"
     if os.path.lexists(path):
         return AgentUnavailable(why)
+    if path.parent.exists() and not os.access(path.parent, os.X_OK):
+        return AgentUnavailable(f"{why}; the directory is another user's: set KCOORD_LOCAL_DIR to the one of your jobs")
     others = sorted(path.parent.glob("agent-*.sock"))
     hint = f"other settings have one: --socket {others[0]}" if others else "a job or 'kcoord agent' starts one"
     return AgentUnavailable(f"{why}; {hint}")

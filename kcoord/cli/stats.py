@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import click
 from rich.table import Table
 
@@ -42,6 +44,8 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
     table = Table("figure", "value")
     for name, value in found.items():
         text = f"{value:.3f}" if isinstance(value, float) else str(len(value) if isinstance(value, list) else value)
+        if name == "ready":
+            text = f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S} UTC" if value else "-"
         table.add_row(name, text)
     console = Console()
     console.print(table)

@@ -22,7 +22,7 @@ from kcoord.cli.options import IN_STORE, print_json, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
-from kcoord.packs.index import PackInvalid
+from kcoord.packs.index import PackDistrusted, PackInvalid
 from kcoord.packs.pack import Pack
 from kcoord.packs.pack_files import all_packs
 from kcoord.settings import Settings
@@ -71,7 +71,11 @@ def command(settings: Settings, on_node: bool, as_json: bool) -> None:
                 if error.unknown_key or error.fault == UNSIGNED:
                     strangers.add(str(place))
             except (ArtifactInvalid, PackInvalid, StoreError) as error:
-                bad[str(place)] = str(error)  # a bad sector of a disk leaves the other artifacts
+                bad[str(place)] = str(error).removeprefix(
+                    f"{place}: "
+                )  # a bad sector of a disk leaves the other artifacts
+                if isinstance(error, PackDistrusted):
+                    strangers.add(str(place))
             progress(number, None)
     if as_json:
         print_json({**asdict(seen), "bad": bad, "where": str(where)})

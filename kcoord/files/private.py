@@ -22,7 +22,9 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
 
 
 def make_tier(directory: Path) -> None:
-    """As `make_private`, for artifacts. Raises `StoreError` also if no library can be mapped from there."""
+    """As `make_private`, for artifacts. Raises `StoreError` also if no library can be mapped from there, and for ``/``."""
+    if directory == Path("/"):
+        raise StoreError(f"{directory}: it is the root of the file system: {_REMEDY}")
     make_private(directory)
     with store_errors(directory):
         if os.statvfs(directory).f_flag & os.ST_NOEXEC:

@@ -38,6 +38,10 @@ class PackInvalid(KcoordError):
     """A file is no pack, or not whole, or does not verify, or cannot be used here."""
 
 
+class PackDistrusted(PackInvalid):
+    """A pack that may be whole, and that none of our keys has signed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """An artifact that jobs used: the digest of its key, its place below the local directory (empty: nowhere that another node

@@ -28,13 +28,13 @@ from typing import BinaryIO
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.object import StoredObject, read_object
-from kcoord.artifacts.signing import OVERHEAD, PACK, Trust, split
+from kcoord.artifacts.signing import OVERHEAD, PACK, UNSIGNED, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import open_unwaiting
-from kcoord.packs.index import ANY_NUMBER, MOST_LISTED, Index, Packed, PackInvalid, Use, sha256
+from kcoord.packs.index import ANY_NUMBER, MOST_LISTED, Index, PackDistrusted, Packed, PackInvalid, Use, sha256
 from kcoord.packs.pack_files import LARGEST_PACK, newest_pack
 
 LARGEST_INDEX = 40 << 20  # bytes, of a profile's pack: `MOST_LISTED` entries with long places
@@ -209,11 +209,13 @@ class Pack:
         try:
             doubt = trust.doubt(PACK, sealed) if trust.required else None
             if doubt is not None:
-                raise PackInvalid(f"{doubt.fault}: {_REMEDY}")
+                unsigned = doubt.unknown_key or doubt.fault == UNSIGNED
+                raise (PackDistrusted if unsigned else PackInvalid)(f"{doubt.fault}: {_REMEDY}")
             vouched = not trust.keys or trust.verifies(PACK, sealed)
             index = Index.decode(split(sealed)[0], most)
         except (ArtifactInvalid, PackInvalid) as error:
-            raise PackInvalid(f"{self.place}: {error}") from error
+            kind = PackDistrusted if isinstance(error, PackDistrusted) else PackInvalid
+            raise kind(f"{self.place}: {error}") from error
         if index.size != room - length:
             raise PackInvalid(
                 f"{self.place}: it has {room - length} bytes, and its index states {index.size}: copy it again"

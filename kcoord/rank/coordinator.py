@@ -18,7 +18,7 @@ from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.needs import host_libraries, unmet
 from kcoord.artifacts.verified import Verified
-from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, KeyFactorError, StoreError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
@@ -278,6 +278,10 @@ class Coordinator:
         failure is a hint: this one compiles for itself, at once. If that fails, too, `CompileFailed` has its exception as cause.
         Not guaranteed: exactly one compile. After a fault there may be two, and one artifact.
         """
+        if not isinstance(key, CacheKey):
+            raise KeyFactorError(
+                f"the key {key!r:.80} is no CacheKey: make one with kcoord.CacheKey.of(compiler, name, …)"
+            )
         device = current_device() if target is None else replace(current_device(), target=target)
         key = key.on(device, scope)
         handle = self.in_memory(key, device)

@@ -83,8 +83,8 @@ def warmup(
     the node's ranks, whatever KCOORD_POOL_WORKERS says. A recipe that does not import or compile here is skipped, which
     ``tell(line)`` says, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a job. Hooks the
     compilers of its recipes; does nothing where kcoord is off; without an agent each process compiles all of it. Raises
-    ValueError for a malformed target. Not guaranteed: that everything is compiled when it returns; the rest is compiled when it
-    is used.
+    ValueError for a malformed target, TypeError for what is neither a recipe nor a pair. Not guaranteed: that everything is
+    compiled when it returns; the rest is compiled when it is used.
     """
     begun, coordinator = time.perf_counter(), connect()
     parsed = [str(GPUTarget.parse(target)) for target in targets]
@@ -193,6 +193,11 @@ def divided(
     recipes: list[Recipe] = []
     own: list[_Own] = []
     for item in items:
+        is_call = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], (tuple, list))
+        if not is_call and not isinstance(item, Recipe):
+            raise TypeError(
+                f"{item!r:.80} is no recipe: give a profile's name, recipes, or (function, (argument, …)) pairs"
+            )
         recipe = item if isinstance(item, Recipe) else _recipe_of(*item)
         if recipe is not None:
             recipes.append(recipe)

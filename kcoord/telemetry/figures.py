@@ -74,7 +74,7 @@ class Figures:
             self._sums["requests"] += 0 if pool else span.count
         if span.key and len(self._keys) < _MOST_KEYS:
             self._keys.add(span.key)
-        if span.kind in ("compile", "load") and outcome:
+        if span.kind in ("compile", "load") and outcome not in (None, "failures"):
             self._sums["ready"] = max(self._sums["ready"], span.end)
         if span.outcome == "lost" and (span.key in self._lost or len(self._lost) < _MOST_LISTED):
             label = "a process" if process is None else process.label()

@@ -55,6 +55,11 @@ def check_directories(settings: Settings, *, store: bool = True) -> None:
         if not error.passing:
             raise UnusableLocalDir(f"KCOORD_LOCAL_DIR={error}") from error
     if settings.store is not None and store:
+        if settings.store.is_relative_to(settings.local_dir):
+            say(
+                f"KCOORD_STORE={settings.store} is in KCOORD_LOCAL_DIR, which is for this node and user alone: "
+                "name a directory that all nodes share"
+            )
         try:
             _open_store(settings)
         except StoreError as error:

@@ -63,6 +63,15 @@ def test_nodes_with_different_stores(sandbox: Sandbox) -> None:
     ]
 
 
+def test_a_job_whose_compiles_all_fail_is_not_ready(sandbox: Sandbox) -> None:
+    program = KERNEL.replace("(s / 'k').write_text('k')", "1 / 0")
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, "-c", program)
+    assert done.returncode == 1
+    failed, last = done.stderr.splitlines()[-2:]
+    assert failed == "kcoord: 1 compile failed"
+    assert last.startswith("kcoord: 1 kernel: 0 compiled, 0 loaded (0.0 s saved); kcoord report ")
+
+
 COMPILES_LATE = """
 import time
 import kcoord
@@ -256,6 +265,7 @@ COMMANDS = {
         126, "{here}/file: it is not executable: chmod +x it, or name its interpreter, as in python {here}/file",
     ),
     "exec -- 'python train.py'": (127, "python train.py: no such program: give its words without quotes"),
+    "exec --store -- true": (2, "--store='--': its value is missing"),
     "exec --lease-ttl 15s -- true": (2, f"--lease-ttl='15s': {SECONDS}"),
     "exec --max-wait -1 -- true": (2, f"--max-wait='-1': {SECONDS}"),
     "exec --hedge 0.5 -- true": (2, "--hedge='0.5': it must be a number of at least 1, such as 4, or 0"),
@@ -329,6 +339,16 @@ JOBS = {
         {"KCOORD_LOCAL_DIR": "{here}/file"},
         "KCOORD_LOCAL_DIR={here}/file: it is a file: name a directory; the job runs without kcoord",
     ),
+    "a local directory that is the root": (
+        {"KCOORD_LOCAL_DIR": "/"},
+        "KCOORD_LOCAL_DIR=/: it is the root of the file system: set KCOORD_LOCAL_DIR to a directory of your own; the job runs "
+        "without kcoord",
+    ),
+    "a store in the local directory": (
+        {"KCOORD_LOCAL_DIR": "{here}/here", "KCOORD_STORE": "{here}/here/store", "KCOORD_STORE_CREATE": "1"},
+        "KCOORD_STORE={here}/here/store is in KCOORD_LOCAL_DIR, which is for this node and user alone: name a directory that "
+        "all nodes share",
+    ),
     "a local directory of the kernel's": (
         {"KCOORD_LOCAL_DIR": "/proc/kcoord"},
         "KCOORD_LOCAL_DIR=/proc/kcoord: it is missing: create it, or mount it; the job runs without kcoord",
@@ -400,6 +420,17 @@ def test_a_job(sandbox: Sandbox, here: Path, mistake: str) -> None:
     assert len(said) <= 1 or "KCOORD_SPAWN" in environment, "where there is no agent each rank says so"
 
 
+def test_a_store_from_before_the_keys_is_no_other_store(sandbox: Sandbox, here: Path) -> None:
+    """Kernels that are there and not signed are named as such, and as nothing else."""
+    kernels = KERNEL.replace("; kcoord", "\nfor n in '1234': kcoord").replace("'k'),", "'k', n=n),")
+    store = {"KCOORD_STORE": str(here / "store"), "KCOORD_PROFILE": "old"}
+    assert lines(sandbox, sys.executable, "-c", kernels, **store) == []
+    signs = {**store, "KCOORD_SIGNING_KEY_FILE": str(here / "key")}
+    said = lines(sandbox, sys.executable, "-c", kernels, KCOORD_LOCAL_DIR=str(here / "other"), **signs)
+    assert said
+    assert all(": it is not signed: " in line for line in said)
+
+
 def test_what_others_have_signed_or_nobody(sandbox: Sandbox, here: Path) -> None:
     """It is whole, and no bad one; a name that two have is no key."""
     keys = {name: str(here / name) for name in ("key", "other")}
@@ -463,6 +494,18 @@ def test_torchrun_without_its_script_says_what_python_says(sandbox: Sandbox) -> 
 BUILD = "import kcoord\n@kcoord.compile_once({})\ndef build(n, {}): {}\nbuild({})"
 WRITES = "(staging / 'k').write_text('k')"
 CALLS = {
+    "a function of the coordinator's": (
+        "import kcoord; kcoord.get_or_compile('key')",
+        "AttributeError: module 'kcoord' has no attribute 'get_or_compile': call kcoord.connect().get_or_compile(…)",
+    ),
+    "a text for a key": (
+        "import kcoord; kcoord.connect().get_or_compile('key', print)",
+        "KeyFactorError: the key 'key' is no CacheKey: make one with kcoord.CacheKey.of(compiler, name, …)",
+    ),
+    "a list of no recipes": (
+        "import kcoord; kcoord.warmup([1])",
+        "TypeError: 1 is no recipe: give a profile's name, recipes, or (function, (argument, …)) pairs",
+    ),
     "no staging": (
         BUILD.format("", "other=1", "pass", "1"),
         "KeyFactorError: build needs a keyword parameter 'staging': def …(…, *, staging)",
@@ -494,7 +537,7 @@ def test_a_call(sandbox: Sandbox, mistake: str) -> None:
     (sandbox.root / "program.py").write_text(program)
     done = sandbox.run("program.py", KCOORD_SPAWN="0")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"kcoord.errors.{line}"
+    assert done.stderr.splitlines()[-1].removeprefix("kcoord.errors.") == line
 
 
 def test_installed_twice_and_after_triton(sandbox: Sandbox) -> None:
