@@ -62,8 +62,9 @@ class Tiers:
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
         self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
         self.distrusted: set[str] = set()
-        self.refused: set[str] = set()  # found in the store, and not used, for whatever reason
         """Keys whose artifact in the store this agent does not trust, and others may."""
+        self.refused: set[str] = set()
+        """Keys whose artifact is in the store, and was not used, for whatever reason."""
         self.carried: Counter[str] = Counter()
         """For the metrics: artifacts and bytes that were ``published`` and ``fetched``."""
         self.faults: Counter[tuple[str, str]] = Counter()

@@ -71,9 +71,8 @@ def command(settings: Settings, on_node: bool, as_json: bool) -> None:
                 if error.unknown_key or error.fault == UNSIGNED:
                     strangers.add(str(place))
             except (ArtifactInvalid, PackInvalid, StoreError) as error:
-                bad[str(place)] = str(error).removeprefix(
-                    f"{place}: "
-                )  # a bad sector of a disk leaves the other artifacts
+                # a bad sector of a disk leaves the other artifacts
+                bad[str(place)] = str(error).removeprefix(f"{place}: ")
                 if isinstance(error, PackDistrusted):
                     strangers.add(str(place))
             progress(number, None)
