@@ -17,7 +17,7 @@ ON_THE_NODE = {
     "cli/jobs.py", "cli/keys.py", "keys/tools/machine_cache.py", "protocol/endpoint.py", "rank/compilation.py",
     "rank/directories.py", "retention/local_collector.py", "telemetry/span_files.py", "artifacts/local.py",
     "packs/exchange.py", "packs/pack_files.py", "files/sweep.py", "backends/cc/adapter.py",
-    "backends/ninetoothed/adapter.py", "default_dir.py", "keys/function/unimported.py",
+    "backends/inductor/worker_pool.py", "backends/ninetoothed/adapter.py", "default_dir.py", "keys/function/unimported.py",
 }  # fmt: skip
 """Files whose calls by path are of directories of this user's own."""
 _OTHERS = (
