@@ -79,7 +79,7 @@ def factor_diffs(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
 
 def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
     """By digest, the factors in which each key differs from the first of its kernel, and the first from the others:
-    ``BLOCK=64, num_warps=4``.
+    ``BLOCK=64, num_warps=4``. A graph of a model has its modules.
     """
     by_name: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
     for manifest in manifests:
@@ -94,7 +94,7 @@ def distinguishing_factors(manifests: Iterable[Manifest]) -> dict[str, str]:
                 f"{short_name(name)}={plain_text(short_text(name, values[name]), _LONGEST_VALUE)}"
                 for name in sorted(values)
             ]
-            found[manifest.key.digest] = plain_text(first_few(list(dict.fromkeys(texts)), _FEW))
+            found[manifest.key.digest] = plain_text(first_few(list(dict.fromkeys(texts)), _FEW)) or _modules(manifest)
     return found
 
 
@@ -192,6 +192,17 @@ def _linked(ranks_of: Mapping[str, set[int]]) -> list[tuple[set[int], list[str]]
 
 def _differences(theirs: Manifest, mine: Manifest) -> Differences:
     return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in factor_diffs(theirs, mine))
+
+
+def _modules(manifest: Manifest) -> str:
+    """What torch.compile's graph is of; empty for other kernels."""
+    if not manifest.details:
+        return ""
+    try:
+        details = manifest.explained.details
+    except ArtifactInvalid:
+        return ""
+    return next((plain_text(each.text, 2 * _LONGEST_VALUE) for each in details if each.name == "modules"), "")
 
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
+from kcoord.backends.fail_open import fails_open
 from kcoord.backends.inductor.ambient import ambient
 from kcoord.backends.inductor.request import FILE, UNIT, Entries, Entry, read_entries
 from kcoord.keys.device import Scope
 from kcoord.keys.host import cpu_features
-from kcoord.rank.coordinator import ABSENT
+from kcoord.rank.coordinator import ABSENT, Request
 
 _FORMAT = 2  # from then on a unit's backward donates
+_ROOT = re.compile(r"^L\['\w+'\]\.?|_modules\['|'\]")  # Dynamo's name of what is compiled, and of members
+_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class InductorBackend(Backend[Entry, Entries]):
@@ -43,6 +48,10 @@ class InductorBackend(Backend[Entry, Entries]):
             "python": sys.version_info[:2],  # entries are pickles
         }
 
+    def adjust(self, request: Entry, wanted: Request) -> Request:
+        """With the modules of the model, which people know, outside the key: equal layers share one."""
+        return wanted._replace(explain=lambda: {"modules": text} if (text := modules_of(request.graph)) else {})
+
     def required(self, request: Entry) -> Collection[str]:
         return (FILE,)
 
@@ -66,6 +75,26 @@ class InductorBackend(Backend[Entry, Entries]):
             with fresh_cache(), of_units.patch(enable_autograd_cache=has_units), config.patch(compile_threads=1):
                 torch.compile(torch.matmul)(torch.ones(2, 2), torch.ones(2, 2))
         return 2
+
+
+@fails_open(lambda graph: "")
+def modules_of(graph: Any) -> str:
+    """The first and the last module, or line, whose code is in torch's `graph`: ``blocks.0.qkv to blocks.2.down, backward``."""
+    nodes = list(graph.graph.nodes)
+    names = [name for node in nodes if node.op.startswith("call") for name in _source_of(node)]
+    text = " to ".join(dict.fromkeys(names[:1] + names[-1:]))
+    is_backward = any(node.op == "placeholder" and node.name.startswith("tangents") for node in nodes)
+    return f"{text}, backward" if is_backward else text
+
+
+def _source_of(node: Any) -> Iterator[str]:
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if modules:
+        path, kind = list(modules.values())[-1]
+        yield _ROOT.sub("", path) or getattr(kind, "__name__", str(kind))
+    elif lines := _LINE.findall(node.meta.get("stack_trace") or ""):
+        file, line, function = lines[-1]
+        yield f"{function} ({PurePath(file).name}:{line})"
 
 
 backend = InductorBackend()

@@ -66,7 +66,7 @@ class OpenCompile:
     """One unit or graph, while torch compiles or loads it. A context manager.
 
     `problem`: why it is not shared. `gpu`: as the function `gpu`. `given`: the entries that a lookup may answer with. `made`:
-    what torch has written since. `looked_up`: torch has looked into its cache of this kind.
+    what torch has written since. `looked_up`: torch has looked into its cache of this kind. `graph`: torch's.
     """
 
     kind: str
@@ -77,6 +77,7 @@ class OpenCompile:
     compilation: Compilation | None = None
     made: dict[tuple[str, str], bytes] = field(default_factory=dict)
     looked_up: bool = False
+    graph: Any = None
 
     @property
     def leads(self) -> bool:

@@ -92,7 +92,7 @@ def _unit(native: Callable[..., Any], aot: Any, gm: Any, example_inputs: Any, *a
     gpu = None if problem else moving.gpu_of(gm, example_inputs)
     if gpu is None:
         _tell_of_devices(example_inputs)
-    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, problem, gpu):
+    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, problem, gpu, graph=gm):
         return native(aot, gm, example_inputs, *args, **kwargs)
 
 
@@ -111,7 +111,7 @@ def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> An
         return native(gm, *args, **kwargs)
     place.look()
     problem = conditions.SPREAD if is_alone() else _problem(GRAPH, gm)
-    with _tagged(), _told_apart(), OpenCompile(GRAPH, problem, compiles.gpu()):  # the GPU of its unit
+    with _tagged(), _told_apart(), OpenCompile(GRAPH, problem, compiles.gpu(), graph=gm):  # the GPU of its unit
         return native(gm, *args, **kwargs)
 
 
@@ -209,7 +209,8 @@ def _asked(open_compile: OpenCompile, key: str, hints: list[int]) -> Entry:
     kind = open_compile.kind
     if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
         open_compile.problem = _told(UNIT, "torch has drawn its key at random")
-    return Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), open_compile.problem)
+    donated = _donated() if kind == GRAPH else ()
+    return Entry(kind, key, tuple(map(int, hints)), donated, open_compile.problem, open_compile.graph)
 
 
 def _donated() -> tuple[int, ...]:

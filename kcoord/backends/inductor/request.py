@@ -7,8 +7,9 @@ that Inductor compiles. Both have torch's own key, and an artifact of either is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -23,7 +24,7 @@ Entries = dict[tuple[str, str], list[bytes]]
 @dataclass(frozen=True)
 class Entry:
     """A request for an entry. `hints`: the values that the graph's symbolic sizes have now. `donated`: the saved tensors whose
-    memory a backward may take, which torch's key leaves open. `problem`: why it is not shared.
+    memory a backward may take, which torch's key leaves open. `problem`: why it is not shared. `graph`: torch's, for people.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Entry:
     hints: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
     problem: str = ""
+    graph: Any = field(default=None, compare=False, repr=False)
 
 
 def write_entries(path: Path, entries: Iterable[tuple[str, str, bytes]]) -> None:
