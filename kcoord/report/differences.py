@@ -195,7 +195,7 @@ def _differences(theirs: Manifest, mine: Manifest) -> Differences:
 
 
 def _modules(manifest: Manifest) -> str:
-    """What torch.compile's graph is of; empty for other kernels."""
+    """The modules of a graph of torch.compile; empty for other kernels."""
     if not manifest.details:
         return ""
     try:
