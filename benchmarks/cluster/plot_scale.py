@@ -19,6 +19,7 @@ from benchmarks.nfs_model import LEAST
 from benchmarks.result import RESULTS
 
 DRAWING = Path(__file__).resolve().parents[2] / "docs" / "scale.svg"
+DRAWN = [RESULTS / f"cluster_nfs{each}.md" for each in ("", "-early-packs", "-objects", "-warm")]
 _KEYS, _IN_STEP_KEYS = "300", "30"
 _WIDTH, _HEIGHT = 400, 300  # of one drawing
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 385, 62, 258
@@ -148,15 +149,23 @@ def _number(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
-def main(*arguments: str) -> int:
-    rows = {}
-    for path in map(Path, arguments or [RESULTS / "cluster_nfs.md", RESULTS / "cluster_nfs-early-packs.md"]):
+def rows_of(*paths: Path) -> Rows:
+    """Raises ValueError, and OSError."""
+    found = {}
+    for path in paths:
         try:
-            rows |= {(row["nodes"], row["keys"], row["way"]): row for row in read(path.read_text())}
-        except (OSError, ValueError) as error:
-            print(f"benchmarks.cluster.plot_scale: {path}: {error}", file=sys.stderr)
-            return 1
-    DRAWING.write_text(draw(list(rows.values())))
+            found |= {(row["nodes"], row["keys"], row["way"]): row for row in read(path.read_text())}
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return list(found.values())
+
+
+def main(*arguments: str) -> int:
+    try:
+        DRAWING.write_text(draw(rows_of(*map(Path, arguments or DRAWN))))
+    except (OSError, ValueError) as error:
+        print(f"benchmarks.cluster.plot_scale: {error}", file=sys.stderr)
+        return 1
     print(DRAWING)
     return 0
 

@@ -1,4 +1,4 @@
-"""Lists all artifacts, for people. It lists directories: never call it on a job's way."""
+"""Lists all artifacts, for people. It lists directories: never call it on a job's way, or without a bound after it."""
 
 from __future__ import annotations
 

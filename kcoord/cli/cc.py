@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from contextlib import suppress
 
 import click
 
@@ -21,7 +23,7 @@ def command(line: tuple[str, ...]) -> None:
 
     A command that compiles one source is shared; links, preprocessing, and flags that write further files run as they are.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a compiler that runs ends, too
+    signal.signal(signal.SIGTERM, _end)
     try:
         sys.exit(run(line))
     except FileNotFoundError as error:
@@ -30,3 +32,14 @@ def command(line: tuple[str, ...]) -> None:
     except OSError as error:
         echo(f"kcoord: {line[0]}: {error.strerror}", err=True)
         sys.exit(126)
+
+
+def _end(number: int, _: object) -> None:
+    """End the compiler, too, which may have begun this moment. An agent that this process has started is in another group."""
+    import psutil  # a hit needs none of it
+
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(each.pid) == os.getpgrp():
+                each.kill()
+    sys.exit(128 + number)

@@ -238,7 +238,7 @@ def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
         pinned = f", {found.pinned:,} pinned" if found.pinned else ""
         echo(
             f"{where}: {kept:,} of {found.artifacts:,} artifacts stay{pinned}, "
-            f"{bytes_text(found.size - found.removed_size)} of {bytes_text(found.size)}"
+            f"{bytes_text(found.size - found.removed_size)} of {bytes_text(found.size)} on disk"
         )
     else:
         echo(f"{where}: it has no artifacts")

@@ -23,7 +23,8 @@ from itertools import islice
 from typing import Any
 
 from kcoord.default_dir import why_temporary
-from kcoord.errors import KcoordError, StoreError
+from kcoord.errors import KcoordError
+from kcoord.files.daemon import in_daemon
 from kcoord.protocol import endpoint
 from kcoord.protocol.endpoint import await_agent, why_silent
 from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
@@ -39,6 +40,8 @@ _STOP_TIMEOUT = 20.0  # seconds
 _MOST_RESTARTS = 20  # of agents that end early
 _MOST_TROUBLES = 3  # lines before the last one
 _MOST_COMPARED = 2000  # of a job's kernels
+_MANY = 8  # compiles; of a job with fewer no kernels are compared
+_LISTED_WITHIN = 2.0  # seconds for the manifests of the local directory
 _EARLY = 60.0  # seconds; an agent that ends later says nothing about the next one
 
 
@@ -247,7 +250,8 @@ def _say_summary(settings: Settings, job: str, nodes: int, launched: float) -> N
             f"again, in {found['compile_seconds']:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or "
             "KCOORD_STORE"
         )
-    lines += _many_keys(settings, launched)
+    if found["compiles"] >= _MANY:
+        lines += _many_keys(settings, launched)
     for line in lines[:_MOST_TROUBLES]:
         say(line)
     if more := len(lines[_MOST_TROUBLES:]):
@@ -257,13 +261,19 @@ def _say_summary(settings: Settings, job: str, nodes: int, launched: float) -> N
 
 
 def _many_keys(settings: Settings, launched: float) -> list[str]:
-    """Lines about kernels that were compiled on this node since then for many values of one argument."""
+    """Lines about kernels that were compiled on this node since then for many values of one argument.
+
+    None if the local directory cannot be listed in `_LISTED_WITHIN` seconds: the report has them, too.
+    """
     from kcoord.artifacts.catalog import newest_first  # both not before the job
     from kcoord.artifacts.many_keys import many_keys
 
-    try:
+    def look() -> list[str]:
         made = newest_first(replace(settings, store=None), since=launched)
         ours = (m for m in made if m.origin.created >= launched and m.origin.host == platform.node())
         return [str(each) for each in many_keys(islice(ours, _MOST_COMPARED))]
-    except StoreError:
-        return []  # a directory is being removed
+
+    try:
+        return in_daemon(look).result(_LISTED_WITHIN)
+    except (OSError, KcoordError, RuntimeError):  # it hangs, or is being removed, or there are no more threads
+        return []

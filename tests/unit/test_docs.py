@@ -81,6 +81,39 @@ def test_the_picture_shows_the_results() -> None:
     assert (DOCS / "first-step.svg").read_text() == _generator().first_step.drawn(), "run: python docs/generate.py"
 
 
+def test_the_picture_of_a_simulated_cluster_shows_its_result() -> None:
+    from benchmarks.cluster import plot
+    from benchmarks.result import RESULTS
+
+    drawn = plot.draw(*plot.read((RESULTS / "cluster.md").read_text()))
+    assert plot.DRAWING.read_text() == drawn, "run: python -m benchmarks.cluster.plot"
+
+
+def test_the_picture_of_large_clusters_and_the_table_below_it_show_the_same_results() -> None:
+    from benchmarks.cluster import plot_scale
+    from benchmarks.cluster.scale import COLD, IN_STEP, PACKED, WARM
+
+    found = plot_scale.rows_of(*plot_scale.DRAWN)
+    assert plot_scale.DRAWING.read_text() == plot_scale.draw(found), "run: python -m benchmarks.cluster.plot_scale"
+    measured = {(row["way"], row["keys"], row["nodes"]): row for row in found}
+    text = re.sub(r"\[([\d.]+)\]\([^)]*\)", r"\1", (DOCS / "scale.md").read_text())
+    for name, ways, keys, column in (
+        ("cold, with a profile, s", [COLD], "300", "wall s"),
+        ("cold, no profile, 30 kernels, s", [IN_STEP], "30", "wall s"),
+        ("warm, no pack, s", [WARM], "300", "wall s"),
+        ("warm, with a pack, s", [PACKED], "300", "wall s"),
+        ("Redis CPU, s: cold, with a profile; warm, no pack", [COLD, WARM], "300", "Redis CPU s"),
+    ):
+        cells = text.partition(f"| {name} |")[2].split("|")[:4]
+        for nodes, cell in zip(("10", "64", "256", "1,250"), cells, strict=True):
+            for way, shown in zip(ways, cell.split(";"), strict=True):
+                true = float(measured[way, keys, nodes][column])
+                assert abs(float(shown) - true) <= 0.5 * 10 ** -len(shown.strip().partition(".")[2]) + 1e-9, (
+                    name,
+                    nodes,
+                )
+
+
 def test_the_readmes_seconds_are_those_of_the_results_that_it_links() -> None:
     """Those of a row's own link, else of its section's, rounded."""
     rows = 0

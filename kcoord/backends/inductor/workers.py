@@ -113,9 +113,8 @@ def _joined(command: list[str], how: Mapping[str, Any]) -> Membership | None:
         with Path(os.devnull).open("r+b") as nothing:
             with _connected(coordinator.settings, command, arguments, how) as connection:
                 socket.send_fds(connection, [mine], how["pass_fds"])
-            for each in how[
-                "pass_fds"
-            ]:  # torch 2.14 closes them; while 2.13's are open, the end of the pool is not seen
+            # torch 2.14 closes them; while 2.13's are open, the end of the pool is not seen
+            for each in how["pass_fds"]:
                 os.dup2(nothing.fileno(), each, inheritable=False)
     except _FAILURES as error:
         let_through(error)
@@ -138,15 +137,8 @@ def _connected(
         listener = endpoint.bind_unless_served(path, within)
         if listener is not None:
             with listener:
-                program = [
-                    command[0],
-                    "-c",
-                    _PROGRAM,
-                    str(listener.fileno()),
-                    arguments["--workers"],
-                    arguments["--torch-key"],
-                ]
-                _start([*program, str(path)], listener.fileno(), how)
+                given = [str(listener.fileno()), arguments["--workers"], arguments["--torch-key"], str(path)]
+                _start([command[0], "-c", _PROGRAM, *given], listener.fileno(), how)
         return endpoint.connect(path, within)
 
 
@@ -159,10 +151,8 @@ def _shared_by(settings: Settings, command: Sequence[str], environ: Mapping[str,
     """A name that ranks have in common if they may share a pool."""
     gpus, differ = None, PER_RANK
     if torch.cuda.is_initialized():
-        gpus, differ = (
-            [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
-            PER_RANK + _VISIBLE,
-        )
+        gpus = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+        differ = PER_RANK + _VISIBLE
     factors = (
         Identity.here(settings).job,
         [each for each in command if not each.startswith(_OF_THIS_RANK)],
@@ -176,7 +166,7 @@ def _shared_by(settings: Settings, command: Sequence[str], environ: Mapping[str,
 
 
 def _start(program: list[str], listener: int, how: Mapping[str, Any]) -> None:
-    """Start the pool, in a session of its own, so that no signal for a rank's process group reaches it."""
+    """Start the pool in a session of its own: a signal for a rank's process group does not reach it."""
     shell = subprocess.Popen(
         ["/bin/sh", "-c", _BESIDE, "sh", *program],
         env={name: value for name, value in how["env"].items() if name not in PER_RANK},

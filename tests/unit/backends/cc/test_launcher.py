@@ -139,6 +139,28 @@ def test_a_launcher_that_is_told_to_end_ends_its_compiler(sandbox: Sandbox, sour
     assert not [each for each in sandbox.processes() if "sleep" in living.words_of(each)]
 
 
+TOLD_AS_IT_STARTS = """
+import os, signal, subprocess
+native = subprocess.Popen._execute_child
+def execute(process, args, *rest):
+    native(process, args, *rest)
+    if "-o" in args:
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen._execute_child = execute
+from kcoord.cli import main
+main()
+"""
+
+
+def test_a_launcher_that_is_told_to_end_as_its_compiler_starts_ends_it(sandbox: Sandbox, source: Path) -> None:
+    compiler = sandbox.root / "slow"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *" -M") exec g++ "$@" ;; esac\nexec sleep 600\n')
+    compiler.chmod(0o755)
+    launcher = sandbox.start("-c", TOLD_AS_IT_STARTS, "cc", "--", compiler, "-c", source.name)
+    assert finish(launcher).returncode == 128 + signal.SIGTERM
+    assert not [each for each in sandbox.processes() if {"sleep", str(compiler)} & {*living.words_of(each)}]
+
+
 def test_a_refused_compile_leaves_no_output(sandbox: Sandbox, source: Path) -> None:
     output = sandbox.root / "one.o"
     output.write_text("of an earlier compile")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.command import KCOORD, as_json
+from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.sandbox import Sandbox
 
 pytest.importorskip("torch")
@@ -56,7 +56,7 @@ def test_a_unit_is_listed_and_explained_by_the_modules_of_its_model(sandbox: San
     """Without a C++ compiler: products of matrices need none."""
     program = sandbox.root / "model.py"
     program.write_text(PROGRAM)
-    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, program, timeout=120)
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--job", "modules", "--", sys.executable, program, timeout=250)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["blocks.0.out to head", "head to blocks.0.out, backward"]
     units = {each["variant"]: each for each in as_json(sandbox, "ls")}
@@ -64,3 +64,6 @@ def test_a_unit_is_listed_and_explained_by_the_modules_of_its_model(sandbox: San
     assert units.keys() == {"blocks.0.out to head", f"product (model.py:{line})"}
     explained = as_json(sandbox, "explain", units["blocks.0.out to head"]["digest"])
     assert explained["factors"]["modules"] == "blocks.0.out to head"
+    report = sandbox.root / "report.html"
+    kcoord(sandbox, "report", "modules", "-o", str(report))
+    assert "blocks.0.out to head" in report.read_text()
