@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,18 +55,18 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
 def start_daemon(listener: socket.socket, settings: Settings) -> None:
     """Start a detached agent on `listener`. Its log is a file beside the socket, or nothing if that cannot be written.
 
-    Raises `AgentUnavailable`.
+    Raises `AgentUnavailable`, also if it has not started within ``settings.agent_timeout``: it may still serve later ones.
     """
     log = log_of(settings.socket_path)
     # it may outlive this job, whose name is not the next one's
     shared = replace(settings, profile=NO_PROFILE) if is_automatic(settings.profile) else settings
     with open_log(log) as output:
         starter = start_process(listener, ["--daemon"], shared, output.fileno())
-        try:
-            code = starter.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            starter.kill()
-            code = starter.wait()
+    try:
+        code = starter.wait(timeout=settings.agent_timeout)
+    except subprocess.TimeoutExpired as error:
+        threading.Thread(target=starter.wait, name="kcoord-agent-starts", daemon=True).start()  # it shall be no zombie
+        raise AgentUnavailable(f"the agent has not started within {settings.agent_timeout:g} s: see {log}") from error
     if code != 0:
         raise AgentUnavailable(f"the agent did not start: see {log}")
 

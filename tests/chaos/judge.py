@@ -34,7 +34,6 @@ _LONGEST_REQUEST = (
 )  # an agent is found dead, another started, asked, and found dead
 _LONGEST_PUBLISH = 4 * AGENT_TIMEOUT + 2.0
 _REAPED_WITHIN = 10.0  # seconds until init has waited for a process that ended
-_START = 30.0  # seconds that a rank waits for the process that starts an agent
 _PROMPT = 1.0  # seconds that a request takes, at most, besides the compile, if nothing is wrong
 _BEFORE = 1.0  # seconds after its compile in which an artifact is on its way to the store
 _CODES = {"rank-kill": {-9}, "rank-term": {-15}, "rank-raises": {1}}
@@ -73,11 +72,6 @@ class Told:
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e["event"] == event]
-
-    @property
-    def first(self) -> dict[str, Any] | None:
-        """The end of its first request."""
-        return next((e for e in self.events if e["event"] in ("served", "compiles")), None)
 
 
 def judge(
@@ -190,18 +184,16 @@ def _excused_wait(verdict: Verdict, rank: Told, event: dict[str, Any], begin: fl
         row = one.fault.row
         if one.met and one.began < end and begin < one.ended + max(row.after, row.costs, row.alone):
             excused += (row.costs if row.holds is None else row.holds) + min(
-                one.fault.seconds, _noticed(one, rank, event)
+                one.fault.seconds, _noticed(one, rank, event["event"] == "compiled")
             )
     return excused
 
 
-def _noticed(one: Thrown, rank: Told, event: dict[str, Any]) -> float:
+def _noticed(one: Thrown, rank: Told, publishing: bool) -> float:
     """Seconds after which the rank goes on without what is hit, however long the fault lasts."""
-    row, of_agent = one.fault.row, one.fault.kind in ("agent-stop", "agent-hang")
-    if of_agent and event["event"] == "compiled":
+    row = one.fault.row
+    if publishing and one.fault.kind in ("agent-stop", "agent-hang"):
         return 2 * AGENT_TIMEOUT
-    if of_agent and one.fault.node == rank.node and event["asked"] <= one.began and event is rank.first:
-        return _START  # the rank has begun to start the agent
     return min(row.noticed, row.noticed_here) if one.fault.node == rank.node else row.noticed
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from kcoord.rank.client import AgentClient, Alone
 from kcoord.telemetry.events import Notices
 from tests.support import forked
 from tests.support.agents import ROOT, Node, end_agent
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +249,24 @@ def test_an_agent_that_ends_removes_its_own_socket_only() -> None:
         assert not node.path.exists()
         assert endpoint.identity_of(node.path) is None
         endpoint.unlink_own(node.path, None, 5)
+
+
+def test_a_process_waits_for_an_agent_that_hangs_as_it_starts_only_so_long_and_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may be stopped, or its interpreter may lie on a disk that hangs."""
+    began = tmp_path / "began"
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\necho $$ > {began}.part && mv {began}.part {began} && exec sleep 600\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(spawn, "interpreter", lambda: str(slow))
+    with Node() as node:
+        with pytest.raises(AgentUnavailable, match=r"has not started within 0\.5 s"):
+            spawn.find_or_start(replace(node.settings, agent_timeout=0.5))
+        eventually(began.exists)
+        pid = int(began.read_text())
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{pid}").exists())  # nor is it left as a zombie
 
 
 def test_a_frozen_program_does_not_start_itself_once_more_for_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
