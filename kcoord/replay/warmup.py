@@ -91,7 +91,8 @@ def warmup(
     if not coordinator.usable:
         return Report()  # nothing would keep the artifacts
     name = profile_or_recipes if isinstance(profile_or_recipes, str) else ""
-    shared, own = divided(_recipes(name, tell) if name else list(profile_or_recipes), parsed)  # type: ignore[arg-type]
+    given = list(profile_or_recipes) if isinstance(profile_or_recipes, Iterable) else [profile_or_recipes]
+    shared, own = divided(_recipes(name, tell) if name else given, parsed)  # type: ignore[arg-type]
     ranks, nodes = ranks_of(), nodes_of()
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
     callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -506,6 +506,10 @@ CALLS = {
         "import kcoord; kcoord.warmup([1])",
         "TypeError: 1 is no recipe: give a profile's name, recipes, or (function, (argument, …)) pairs",
     ),
+    "nothing for recipes": (
+        "import kcoord; kcoord.warmup(None)",
+        "TypeError: None is no recipe: give a profile's name, recipes, or (function, (argument, …)) pairs",
+    ),
     "no staging": (
         BUILD.format("", "other=1", "pass", "1"),
         "KeyFactorError: build needs a keyword parameter 'staging': def …(…, *, staging)",
