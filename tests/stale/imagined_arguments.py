@@ -22,14 +22,10 @@ def other(what: str, first: str, second: str, expression: str = "repr(x)", impor
 PLAIN = [
     other("a negative zero that is given", "0.0", "-0.0"),
     other("a true in a list that is given", "[1, 1]", "[1, True]"),
-    other("a true key that is given", "{1: 'a'}", "{True: 'a'}"),
     other("the order of a dict that is given", "{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}"),
-    other("a tuple that is given for a list", "[1, 2]", "(1, 2)"),
-    other("bytes that are given for a text", "'a'", "b'a'"),
     other("a text that is given for none", "None", "'None'"),
     other("a class that is given", "int", "float"),
     other("a builtin that is given", "min", "max", "x(1, 2)"),
-    other("a large number that is given", "2 ** 70", "2 ** 70 + 1"),
     other("a set that is given", "{1, 2}", "{1, 3}"),
     other("a frozen set that is given for a set", "{1}", "frozenset({1})"),
     other("a range that is given", "range(3)", "range(4)", refuses=True),
@@ -41,15 +37,7 @@ PLAIN = [
           imports="import enum\nclass Flags(enum.Flag):\n    A = 1\n    B = 2\n    C = 4"),
 ]  # fmt: skip
 
-_SAME = (
-    "def made(n):\n    class Config:\n        def text(self): return n\n    return Config\nOne, Two = made(1), made(2)"
-)
-
 OBJECTS = [
-    given("a global of a function that is given", "N = 1\ndef given(n): return n + N", "x(1)", ("N = 1", "N = 2"), "N = 2",
-          "N = 1", refuses=True),
-    given("a lambda that is given", "given = lambda n: n + 1", "x(1)", ("n + 1", "n + 2"), "kept, given = given, lambda n: n + 3",
-          "given = kept", refuses=True),
     given("a closure of a function that is given", "def made(k): return lambda n: n + k\ngiven = made(1)", "x(1)",
           ("made(1)", "made(2)"), "kept, given = given, made(3)", "given = kept", refuses=True),
     given("an argument of a partial that is given", "def add(a, b): return a + b\ngiven = functools.partial(add, 1)", "x(1)",
@@ -58,21 +46,6 @@ OBJECTS = [
           "given = Config().size", "x(1)", ("k = 1", "k = 2"), "Config.k = 2", "Config.k = 1", refuses=True),
     given("a method of a class that is given", "class given:\n    def size(self): return 1\nkept = given.size", "x().size()",
           ("return 1", "return 2"), "given.size = lambda self: 3", "given.size = kept", refuses=True),
-    given("which of two classes of one name is given", f"{_SAME}\ngiven = One", "x().text()", ("given = One", "given = Two"),
-          "given = Two", "given = One", refuses=True),
-    given("an object of which of two classes of one name is given", f"{_SAME}\ngiven = One()", "x.text()",
-          ("given = One()", "given = Two()"), "given = Two()", "given = One()", refuses=True),
-    given("which of two dataclasses of one name is given", "def made(n):\n    @dataclass(frozen=True)\n    class Config:\n"
-          "        tile: int = 1\n        def text(self): return n\n    return Config\n"
-          "One, Two = made(1), made(2)\ngiven = One()", "x.text()", ("given = One()", "given = Two()"),
-          "given = Two()", "given = One()", refuses=True),
-    given("an attribute beside the fields of a dataclass that is given", "@dataclass\nclass Config:\n    tile: int = 1\n"
-          "given = Config()\ngiven.extra = 5", "x.extra", ("extra = 5", "extra = 6"), "given.extra = 6", "given.extra = 5",
-          refuses=True),
-    given("a class attribute of a dataclass that is given", "@dataclass\nclass Config:\n    tile: int = 1\n    k = 4\n"
-          "given = Config()", "x.k", ("k = 4", "k = 5"), "Config.k = 5", "Config.k = 4"),
-    given("a global that a method of a dataclass that is given reads", "N = 1\n@dataclass\nclass Config:\n    tile: int = 1\n"
-          "    def size(self): return self.tile + N\ngiven = Config()", "x.size()", ("N = 1", "N = 2"), "N = 2", "N = 1"),
     given("what a dataclass in a list that is given inherits", "class Base:\n    def size(self): return 1\nkept = Base.size\n"
           "@dataclass\nclass Config(Base):\n    tile: int = 1\ngiven = [Config()]", "x[0].size()", ("return 1", "return 2"),
           "Base.size = lambda self: 3", "Base.size = kept"),
@@ -82,9 +55,6 @@ OBJECTS = [
     given("a method of a named tuple that is given", "from typing import NamedTuple\nclass Shape(NamedTuple):\n    m: int = 1\n"
           "    def size(self): return self.m + 1\nkept = Shape.size\ngiven = Shape()", "x.size()", ("self.m + 1", "self.m + 2"),
           "Shape.size = lambda self: 0", "Shape.size = kept"),
-    given("the name of a field of a named tuple that is given", "from collections import namedtuple\n"
-          "One, Two = namedtuple('Shape', 'm'), namedtuple('Shape', 'n')\ngiven = One(1)", "x._fields",
-          ("given = One", "given = Two"), "given = Two(1)", "given = One(1)"),
     given("a module that is given", "from . import consts as given", "x.TILE", ("TILE = 1", "TILE = 2"), "given.TILE = 2",
           "given.TILE = 1", files={"consts.py": "TILE = 1\n"}, refuses=True),
     given("what a namespace that is given holds", "given = SimpleNamespace(tile=[1])", "x.tile", ("[1]", "[2]"),

@@ -20,51 +20,16 @@ def asks(what: str, body: str, setup: str = "", **more: object) -> Row:
 
 
 ENVIRONMENT = [
-    asks("a variable of an environment with a local name", 'e = os.environ\nout = e["SUBJECT_FLAG"]'),
-    asks("a variable that a local name for get gets", 'get = os.environ.get\nout = get("SUBJECT_FLAG")'),
     asks("a variable of an environment that a walrus names", 'if (e := os.environ):\n    out = e.get("SUBJECT_FLAG")'),
     asks("a variable that a match statement takes apart", 'match os.environ:\n    case {"SUBJECT_FLAG": out}: pass'),
-    asks("a variable that a match statement compares", 'match os.environ.get("SUBJECT_FLAG"):\n    case "1": out = 1\n'
-         "    case _: out = 2"),
     asks("a variable by a name that is imported in the function", 'from os import environ as e\nout = e["SUBJECT_FLAG"]'),
-    asks("a variable by os under an alias in the function", 'import os as o\nout = o.environ["SUBJECT_FLAG"]'),
-    asks("a variable by a local constant name", 'name = "SUBJECT_FLAG"\nout = os.environ[name]', refuses=True),
-    asks("a variable that setdefault asks for", 'out = os.environ.setdefault("SUBJECT_FLAG", "9")'),
     asks("a variable that is asked for in try", 'try:\n    out = os.environ["SUBJECT_FLAG"]\nexcept KeyError:\n    out = ""'),
-    spelled("a variable by os.getenv with keywords", 'os.getenv(default="9", key="SUBJECT_FLAG")'),
-    spelled("a variable by os.environb", 'os.environb[b"SUBJECT_FLAG"]'),
-    spelled("a variable by os.getenvb", 'os.getenvb(b"SUBJECT_FLAG")'),
     spelled("a variable in a dict of the environment", 'dict(os.environ)["SUBJECT_FLAG"]', refuses=True),
-    spelled("a variable in a copy of the environment", 'os.environ.copy()["SUBJECT_FLAG"]', refuses=True),
-    spelled("a variable in the items of the environment", '[v for n, v in os.environ.items() if n == "SUBJECT_FLAG"]',
-            refuses=True),
-    spelled("a variable by an f-string's name", 'os.environ[f"SUBJECT_{KIND}"]', 'KIND = "FLAG"', refuses=True),
-    spelled("a variable by a global constant name", "os.environ[NAME]", 'NAME = "SUBJECT_FLAG"', refuses=True),
-    spelled("a variable by an attribute's constant name", "os.environ[Names.FLAG]",
-            'class Names:\n    FLAG = "SUBJECT_FLAG"', refuses=True),
-    spelled("a variable by a helper's argument", 'of("SUBJECT_FLAG")', "def of(name): return os.environ[name]", refuses=True),
-    spelled("a variable by a helper's default", "of()", 'def of(name="SUBJECT_FLAG"): return os.environ[name]', refuses=True),
-    spelled("a variable of an environment with a global name", 'ENV["SUBJECT_FLAG"]', "ENV = os.environ"),
-    spelled("a variable that a global name for get gets", 'get("SUBJECT_FLAG")', "get = os.environ.get", refuses=True),
     spelled("a variable that a partial gets", "flag()", 'flag = functools.partial(os.getenv, "SUBJECT_FLAG")', refuses=True),
     spelled("a variable of an environment that is an object's attribute", 'space.env["SUBJECT_FLAG"]',
             "space = SimpleNamespace(env=os.environ)", refuses=True),
     spelled("a variable of an environment that is a helper's default", "of()",
             'def of(env=os.environ): return env["SUBJECT_FLAG"]', refuses=True),
-    spelled("a variable that a method reads", "Config().flag()",
-            'class Config:\n    def flag(self): return os.environ["SUBJECT_FLAG"]'),
-    spelled("a variable that a property reads", "Config().flag",
-            'class Config:\n    @property\n    def flag(self): return os.environ["SUBJECT_FLAG"]'),
-    spelled("a variable that a default factory reads", "Config().flag", "from dataclasses import field\n@dataclass\n"
-            'class Config:\n    flag: str = field(default_factory=lambda: os.environ["SUBJECT_FLAG"])'),
-    spelled("a variable that a lambda in a dict reads", 'TABLE["flag"]()', 'TABLE = {"flag": lambda: os.getenv("SUBJECT_FLAG")}'),
-    spelled("a variable that a helper in another file reads", "flags.get()", "from . import flags",
-            files={"flags.py": 'import os\ndef get(): return os.environ["SUBJECT_FLAG"]\n'}),
-    spelled("a variable that an argument of os.path.expandvars names", 'os.path.expandvars("$SUBJECT_FLAG")', refuses=True),
-    Row("a variable that a reached module reads as it is imported",
-        does("", "from . import flags", "out = flags.FLAG", None, "", "").subject, "build(3)",
-        change="import importlib\nimportlib.reload(flags)", undo="import importlib\nimportlib.reload(flags)", environ=_FLAG,
-        files={"flags.py": 'import os\nFLAG = os.environ["SUBJECT_FLAG"]\n'}),
 ]  # fmt: skip
 
 _OUTER = """
@@ -91,18 +56,9 @@ def nested(what: str, choices: str, expression: str, edit: tuple[str, str] | Non
 
 
 NESTED = [
-    nested("what the inner compile function writes", "", "x + 1", ("x + 1", "x + 2"),
-           "kept = inner.__wrapped__.__code__\ndef other(x, *, staging): (staging / 'kernel').write_text('0')\n"
-           "inner.__wrapped__.__code__ = other.__code__", "inner.__wrapped__.__code__ = kept"),
     nested("a global of the inner compile function", "", "x + N", ("N = 1", "N = 2"), "N = 2", "N = 1", "N = 1\n"),
     nested("a tool of the inner compile function", 'tools=(f"{HERE}/bin/mytool",)', _RUN, *_EDITED, files=_TOOL,
            edits_live=True),
-    nested("a tree of the inner compile function", 'trees=(f"{HERE}/in",)', 'Path(HERE, "in", "k.in").read_text()', *_EDITED,
-           files={"in/k.in": "version 1\n"}, edits_live=True),
-    nested("a variable of the inner compile function", 'environ=("SUBJECT_FLAG",)', "os.environ[NAME]", None, "", "",
-           "NAME = 'SUBJECT_FLAG'\n", environ=_FLAG),
-    nested("a tool of the inner compile function of a helper", 'tools=(f"{HERE}/bin/mytool",)', _RUN, *_EDITED, files=_TOOL,
-           body='def helper(): return inner(x).path\nout = (helper() / "kernel").read_text()', edits_live=True),
     nested("what load makes of the inner artifact", "load=lambda a: (a.path / 'kernel').read_text() + SUFFIX", "x + 1",
            ("SUFFIX = 'a'", "SUFFIX = 'b'"), "SUFFIX = 'b'", "SUFFIX = 'a'", "SUFFIX = 'a'\n",
            body='out = inner(x)\nif not isinstance(out, str): out = (out.path / "kernel").read_text() + SUFFIX'),
@@ -122,28 +78,8 @@ def run(what: str, tools: str, files: dict[str, str], refuses: bool = True, **mo
 
 
 TOOLS = [
-    run("a tool that a script runs by its name", '("mytool",)',
-        {"bin/mytool": f'{_SH}exec mytool-real "$@"\n', "bin/mytool-real": _REAL}),
-    run("a tool that a script runs from its own directory", '("mytool",)',
-        {"bin/mytool": f'{_SH}exec "$(dirname "$0")/mytool-real" "$@"\n', "bin/mytool-real": _REAL}),
-    run("a tool that a script runs from a directory beside its own", '("mytool",)',
-        {"bin/mytool": f'{_SH}here=$(dirname "$0")\nexec "$here/../lib/bin/mytool-real" "$@"\n', "lib/bin/mytool-real": _REAL}),
-    run("a tool that a script runs which a variable names", '("mytool",)',
-        {"bin/mytool": f'{_SH}exec "$REAL_TOOL"\n', "other/bin/real": _REAL},
-        environ={"PATH": ("{row}/bin:/usr/bin:/bin",) * 2, "REAL_TOOL": ("{row}/other/bin/real",) * 2}),
     run("a file that a tool's script sources", '("mytool",)',
         {"bin/mytool": f'{_SH}. "$(dirname "$0")/settings.sh"\necho $TEXT\n', "bin/settings.sh": 'TEXT="version 1"\n'}),
-    run("a file beside a tool's script, both of which are declared", '("mytool", f"{HERE}/bin/mytool-real")',
-        {"bin/mytool": f'{_SH}exec mytool-real "$@"\n', "bin/mytool-real": _REAL}, refuses=False),
-    run("a file beside a tool's script in a declared tree", '("mytool",), trees=(f"{HERE}/bin",)',
-        {"bin/mytool": f'{_SH}exec mytool-real "$@"\n', "bin/mytool-real": _REAL}, refuses=False),
-    run("a module beside a tool's Python script", '("mytool",)',
-        {"bin/mytool": "#!/usr/bin/env python3\nimport sys\nsys.dont_write_bytecode = True\nimport sibling\n"
-                       "print(sibling.TEXT)\n", "bin/sibling.py": "TEXT = 'version 1'\n"}),
-    run("a tool behind two scripts", '("mytool",)',
-        {"bin/mytool": f"{_SH}exec mytool-a\n", "bin/mytool-a": f"{_SH}exec mytool-b\n", "bin/mytool-b": _REAL}),
-    run("a tool whose interpreter is a script of its own", '("mytool",)',
-        {"bin/mytool": "#!/usr/bin/env mytool-sh\nnothing\n", "bin/mytool-sh": _REAL}),
     does("a tool that a link names", "import os, subprocess\nfrom pathlib import Path\nHERE = Path(__file__).parent\n"
          "LINK = str(HERE / 'linked')\ndef link(to):\n"
          "    Path(LINK).unlink(missing_ok=True)\n    os.symlink(to, LINK)\nlink('bin/one')",
@@ -155,12 +91,6 @@ TOOLS = [
 
 _READ = 'out = sorted((str(p.relative_to(TREE)), p.read_text()) for p in Path(TREE).rglob("*") if p.is_file())'
 _AT = "import os\nfrom pathlib import Path\nHERE = str(Path(__file__).parent)\nTREE = f'{HERE}/in'\n"
-_LINKED = """
-link = Path(TREE, "linked")
-link.parent.mkdir(exist_ok=True)
-link.unlink(missing_ok=True)
-link.symlink_to(f"{HERE}/out")
-"""
 
 
 def tree(what: str, files: dict[str, str], edit: tuple[str, str] | None = ("version 1", "version 2"), change: str = "",
@@ -171,16 +101,9 @@ def tree(what: str, files: dict[str, str], edit: tuple[str, str] | None = ("vers
 
 
 TREES = [
-    tree("a file in a hidden directory of a tree", {"in/.hidden/k.in": "version 1\n"}),
-    tree("a hidden file of a tree", {"in/.k.in": "version 1\n"}),
-    tree("a file in a deep directory with an odd name", {"in/a b/%s/ü/k.in": "version 1\n"}, refuses=True),
     tree("a file in a directory that is named as a cache of Python's", {"in/__pycache__/k.in": "version 1\n"}, refuses=True),
     tree("a file in a directory that is named as one of a version control", {"in/.git/k.in": "version 1\n"}, refuses=True),
-    tree("a file that looks like one of an editor's", {"in/k.in~": "version 1\n"}, refuses=True),
-    tree("a module of a tree", {"in/k.py": "version 1\n"}),
     tree("a tree that is a file", {"in": "version 1\n"}, body="out = Path(TREE).read_text()"),
-    tree("a file that a directory of a tree links to", {"out/k.in": "version 1\n"}, setup=_LINKED,
-         body='out = Path(TREE, "linked", "k.in").read_text()'),
     tree("in which directory of a tree a file is", {"in/a/k.in": "text\n", "where.py": "WHERE = 'a'\n"},
          ("WHERE = 'a'", "WHERE = 'b'"), "move('b')", "move('a')",
          setup="from .where import WHERE\ndef move(to):\n    Path(TREE, to).mkdir(exist_ok=True)\n"
@@ -196,14 +119,6 @@ TREES = [
          "os.chmod(f'{TREE}/k.in', 0o700)", "os.chmod(f'{TREE}/k.in', 0o600)",
          setup="os.chmod(f'{TREE}/k.in', 0o644)\n", body="out = os.access(f'{TREE}/k.in', os.X_OK) or "
          "bool(Path(TREE, 'k.in').stat().st_mode & 0o100)"),
-    tree("a file of a tree that keeps its size and its time", {"in/k.in": "text 1\n", "which.py": "TEXT = 'text 1'\n"},
-         ("TEXT = 'text 1'", "TEXT = 'text 2'"), "put('text 2')", "put('text 1')",
-         setup="from .which import TEXT\ndef put(text):\n    Path(TREE, 'k.in').write_text(text)\n"
-               "    os.utime(f'{TREE}/k.in', (1, 1))\nput(TEXT)\n"),
-    tree("a file of a tree that is replaced by one of the same size and time", {"which.py": "TEXT = 'text 1'\n"},
-         ("TEXT = 'text 1'", "TEXT = 'text 2'"), "put('text 2')", "put('text 1')",
-         setup="from .which import TEXT\nPath(TREE).mkdir(exist_ok=True)\ndef put(text):\n    Path(HERE, 'new').write_text(text)"
-               "\n    os.utime(f'{HERE}/new', (1, 1))\n    Path(HERE, 'new').replace(f'{TREE}/k.in')\nput(TEXT)\n"),
 ]  # fmt: skip
 _C = """
 import ctypes

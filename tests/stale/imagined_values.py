@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stale.imagined_row import does, reads
+from tests.stale.imagined_row import reads
 from tests.stale.row import Row
 
 
@@ -18,36 +18,20 @@ def value(
 _COLLECTIONS = "from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque"
 
 PLAIN = [
-    value("a negative zero", "-0.0", "0.0"),
-    value("a negative zero in a tuple in a dict", "{'a': (0.0,)}", "{'a': (-0.0,)}"),
-    value("a number that is none", "float('nan')", "0.0"),
     value("the sign of a number that is none", "float('nan')", "-float('nan')", "math.copysign(1, VALUE)", "import math"),
     value("a number in a large integer", "10 ** 5000 + 1", "10 ** 5000 + 2", "VALUE % 1000"),
-    value("a true among ones", "[1, 1]", "[1, True]"),
-    value("a true that is a dict's key", "{1: 'a'}", "{True: 'a'}"),
     value("a float that is a set's member", "{1}", "{1.0}"),
     value("a complex number's imaginary zero", "complex(1, 0.0)", "complex(1, -0.0)"),
-    value("a list that becomes a tuple", "[[1, 2]]", "[(1, 2)]"),
     value("a set that becomes frozen", "{1, 2}", "frozenset({1, 2})"),
-    value("how tuples are nested", "((1, 2), 3)", "(1, (2, 3))"),
-    value("how texts are split", "['ab', 'c']", "['a', 'bc']"),
-    value("a text that looks like a number", "['1', 2]", "[1, '2']"),
     value("the order of a dict", "{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}"),
-    value("a set of texts", "{'a', 'b', 'c'}", "{'a', 'b', 'd'}", "sorted(VALUE)"),
-    value("a text with half a character", "'\\ud800'", "'\\ud801'", "ascii(VALUE)"),
-    value("a text in another normal form", "'\\u00e9'", "'e\\u0301'", "len(VALUE)"),
     value("bytes that become a bytearray", "b'ab'", "bytearray(b'ab')", refuses=True),
-    reads("a byte of a bytearray", "VALUE = bytearray(b'ab')", "VALUE", ("b'ab'", "b'ac'"), "VALUE[1] = 99", "VALUE[1] = 98",
-          refuses=True),
     reads("a byte under a memoryview", "DATA = bytearray(b'ab')\nVALUE = memoryview(DATA)", "VALUE.tobytes()",
           ("b'ab'", "b'ac'"), "DATA[1] = 99", "DATA[1] = 98", refuses=True),
-    value("the step of a range", "range(0, 10, 2)", "range(0, 10, 3)", refuses=True),
     value("the end of a range that has the same numbers", "range(0, 9, 2)", "range(0, 10, 2)", refuses=True),
     value("a slice", "slice(1, 2)", "slice(1, None)", refuses=True),
     value("an ellipsis", "(1, ...)", "(1, None)", refuses=True),
     value("a value that is not implemented", "NotImplemented", "None", refuses=True),
     value("which exception", "KeyError", "ValueError"),
-    value("an exception's arguments", "ValueError(1)", "ValueError(2)", refuses=True),
     value("a union of types", "int | str", "int | None", refuses=True),
     reads("an item deep in a list", "VALUE = [1]\nfor _ in range(50): VALUE = [VALUE]", "VALUE", ("[1]", "[2]"),
           "deep = VALUE\nwhile isinstance(deep[0], list): deep = deep[0]\ndeep[0] = 2", "deep[0] = 1", refuses=True),
@@ -59,14 +43,8 @@ PLAIN = [
 ]  # fmt: skip
 
 SUBCLASSES = [
-    value("a number of a class of its own", "Tile(1)", "1", imports="class Tile(int): pass", expression="type(VALUE).__name__",
-          refuses=True),
     reads("an attribute of a number of a class of its own", "class Tile(int): pass\nVALUE = Tile(1)\nVALUE.unit = 'b'",
           "VALUE.unit", ("'b'", "'w'"), "VALUE.unit = 'w'", "VALUE.unit = 'b'", refuses=True),
-    reads("an attribute of a list of a class of its own", "class Sizes(list): pass\nVALUE = Sizes([1])\nVALUE.unit = 'b'",
-          "VALUE.unit", ("'b'", "'w'"), "VALUE.unit = 'w'", "VALUE.unit = 'b'", refuses=True),
-    reads("an item of a list of a class of its own with attributes", "class Sizes(list): pass\nVALUE = Sizes([1])\n"
-          "VALUE.unit = 'b'", "VALUE[0]", ("[1]", "[2]"), "VALUE[0] = 2", "VALUE[0] = 1", refuses=True),
     reads("how a dict of a class of its own answers for missing keys", "class Table(dict):\n"
           "    def __missing__(self, key): return key + 1\nVALUE = Table()\nkept = Table.__missing__", "VALUE[x]",
           ("key + 1", "key + 2"), "Table.__missing__ = lambda self, key: 0", "Table.__missing__ = kept", refuses=True),
@@ -82,13 +60,8 @@ _TIME = "from datetime import date, datetime, timedelta, timezone"
 
 LIBRARY = [
     value("what a default dict makes", "defaultdict(int)", "defaultdict(list)", "VALUE.default_factory()", _COLLECTIONS),
-    reads("what a default dict's lambda makes", "from collections import defaultdict\nN = 1\nVALUE = defaultdict(lambda: N)",
-          "VALUE.copy()[x]", ("N = 1", "N = 2"), "N = 2", "N = 1"),
     value("the order of an ordered dict", "OrderedDict(a=1, b=2)", "OrderedDict(b=2, a=1)", imports=_COLLECTIONS),
-    reads("the order of an ordered dict that is moved", "from collections import OrderedDict\nVALUE = OrderedDict(a=1, b=2)",
-          "list(VALUE)", ("a=1, b=2", "b=2, a=1"), "VALUE.move_to_end('a')", "VALUE.move_to_end('b')"),
     value("a counter's count", "Counter(a=1)", "Counter(a=2)", imports=_COLLECTIONS),
-    value("the longest that a deque may be", "deque([1], 2)", "deque([1], 3)", imports=_COLLECTIONS, refuses=True),
     reads("an item of a deque", "from collections import deque\nVALUE = deque([1, 2])", "VALUE", ("[1, 2]", "[2, 1]"),
           "VALUE.rotate()", "VALUE.rotate()", refuses=True),
     reads("a map of a chain map", "from collections import ChainMap\nOUTER = {'a': 1}\nVALUE = ChainMap({}, OUTER)", "VALUE['a']",
@@ -99,10 +72,7 @@ LIBRARY = [
           "UNDER['a'] = 2", "UNDER['a'] = 1", refuses=True),
     value("the type code of an array", "array('i', [1])", "array('l', [1])", imports="from array import array",
           refuses=True),
-    value("a compiled pattern's text", "re.compile('a')", "re.compile('b')", imports="import re", refuses=True),
     value("a compiled pattern's flags", "re.compile('a')", "re.compile('a', re.I)", "bool(VALUE.match('A'))", "import re",
-          refuses=True),
-    value("a moment's zone", "datetime(2026, 1, 1)", "datetime(2026, 1, 1, tzinfo=timezone.utc)", imports=_TIME,
           refuses=True),
     value("a moment's fold", "datetime(2026, 1, 1)", "datetime(2026, 1, 1, fold=1)", "VALUE.fold", _TIME, refuses=True),
     value("the zeros of a decimal", "Decimal('1.0')", "Decimal('1.00')", imports="from decimal import Decimal",
@@ -121,38 +91,23 @@ LIBRARY = [
           "VALUE = Tile(1)", "VALUE.n", ("Tile(1)", "Tile(2)"), "VALUE.n = 2", "VALUE.n = 1", refuses=True),
     value("a code object", "compile('1 + 1', 'f', 'eval')", "compile('1 + 2', 'f', 'eval')", "eval(VALUE)", refuses=True),
     value("a syntax tree", "ast.parse('1 + 1')", "ast.parse('1 + 2')", "ast.dump(VALUE)", "import ast", refuses=True),
-    value("a key of a level of logging", "logging.WARNING", "logging.ERROR", imports="import logging"),
     reads("the level of a logger", "import logging\nlog = logging.getLogger('imagined')\nlog.setLevel(10)",
           "log.isEnabledFor(20)", ("setLevel(10)", "setLevel(30)"), "log.setLevel(30)", "log.setLevel(10)", refuses=True),
-    reads("a nested namespace", "VALUE = SimpleNamespace(a=SimpleNamespace(b=[1]))", "VALUE.a.b", ("[1]", "[2]"),
-          "VALUE.a.b[0] = 2", "VALUE.a.b[0] = 1"),
 ]  # fmt: skip
 
 _NUMPY = "import numpy"
 
 ARRAYS = [
-    value("an array's type", "numpy.zeros(2, 'f4')", "numpy.zeros(2, 'i4')", "VALUE.dtype", _NUMPY),
-    value("an array's shape", "numpy.zeros((2, 3))", "numpy.zeros((3, 2))", "VALUE.shape", _NUMPY),
     value("an array's order of bytes", "numpy.ones(1, '<i4')", "numpy.ones(1, '>i4')", "VALUE.tobytes()", _NUMPY),
-    value("an array's layout", "numpy.ones((2, 2), order='C')", "numpy.ones((2, 2), order='F')",
-          "VALUE.flags.c_contiguous", _NUMPY),
-    value("an array of no dimension", "numpy.array(1.0)", "numpy.array(2.0)", imports=_NUMPY),
     value("an array of texts", "numpy.array(['a', 'b'])", "numpy.array(['a', 'c'])", imports=_NUMPY),
     value("an array of objects", "numpy.array([[1], None], object)", "numpy.array([[2], None], object)", imports=_NUMPY,
           refuses=True),
-    reads("the middle of a large array", "import numpy\nVALUE = numpy.zeros(5000)\nVALUE[2500] = 1", "VALUE[2500]",
-          ("] = 1", "] = 2"), "VALUE[2500] = 2", "VALUE[2500] = 1"),
-    reads("what is under a view with steps", "import numpy\nUNDER = numpy.arange(10)\nVALUE = UNDER[::3]\nUNDER[3] = 1",
-          "VALUE.tolist()", ("] = 1", "] = 2"), "UNDER[3] = 2", "UNDER[3] = 1"),
     value("a mask of an array", "ma.array([1, 2], mask=[0, 1])", "ma.array([1, 2], mask=[1, 0])", "VALUE.filled(0).tolist()",
           "from numpy import ma", refuses=True),
     value("an array's scalar's type", "numpy.float32(1)", "numpy.float64(1)", imports=_NUMPY),
     value("an array's scalar", "numpy.float32(0.5)", "numpy.float32(0.25)", imports=_NUMPY),
     value("a type of numpy's", "numpy.dtype('f4')", "numpy.dtype('f8')", imports=_NUMPY),
-    value("a class of numpy's", "numpy.float32", "numpy.float16", imports=_NUMPY),
     value("a function of numpy's", "numpy.add", "numpy.subtract", "VALUE(x, 1)", _NUMPY, refuses=True),
-    does("an array in a dataclass", "import numpy\n@dataclass\nclass Config:\n    table: object\nVALUE = Config(numpy.ones(2))",
-         "out = VALUE.table.sum()", ("ones(2)", "ones(3)"), "VALUE.table = numpy.zeros(2)", "VALUE.table = numpy.ones(2)"),
 ]  # fmt: skip
 
 ROWS = [*PLAIN, *SUBCLASSES, *LIBRARY, *ARRAYS]
