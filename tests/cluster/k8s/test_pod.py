@@ -20,6 +20,7 @@ from kcoord.packs.pack_files import packs_of
 from tests.cluster.k8s.manifests import checkout, kustomized, objects, pods
 from tests.cluster.k8s.promises import SECRETS
 from tests.cluster.k8s.running import USER, RunningPod
+from tests.support.command import DOCTOR
 from tests.support.packs import listed_in
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
@@ -195,7 +196,7 @@ def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_sec
 def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod, secrets: dict[str, str]) -> None:
     agent = started(pod)
     assert finish(rank(pod, 0, 1)).returncode == 0
-    doctor = finish(pod.start("kcoord-agent", command=["kcoord", "doctor", "--json"]))
+    doctor = finish(pod.start("kcoord-agent", command=["python", *DOCTOR, "--json"]))
     found = {each["what"]: each for each in json.loads(doctor.stdout)["findings"]}
     key_id = secrets["signing-key"].split()[0]
     assert found["trust"]["finding"] == f"require: the key {key_id} signs"
