@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent.connections import Connections
-from kcoord.errors import ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
 from kcoord.packs.recipe import Recipe
@@ -33,12 +31,9 @@ from kcoord.protocol import frames, identity, messages
 from kcoord.rank import client as client_module
 from kcoord.rank.client import AgentClient, Alone, Busy, Failed, Lead, Ready
 from kcoord.rank.coordinator import Coordinator
-from kcoord.report import span_reader
-from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.spans import Process, Span
 from tests.support.agents import Node, Wire, in_thread, key_of, lookup, offer, stage, until
-from tests.support.fuzzing import MOST_NESTED, changed, fuzz, nested, packed, replaced
+from tests.support.fuzzing import changed, fuzz, packed
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
@@ -402,20 +397,6 @@ def test_a_part_of_a_profile_that_was_altered_is_skipped_with_a_line(
     assert all(isinstance(r, Recipe) for r in found)
 
 
-@given(data=st.data())
-@fuzz(150)
-def test_a_time_line_s_file_that_was_altered_is_read_as_far_as_it_goes(
-    data: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    span = Span.from_wire(SPAN)
-    whole = span_files.delivery(Process("", 1, 0), [span])
-    document = msgpack.unpackb(whole)
-    path = tmp_path_factory.mktemp("spans") / "a.spans"
-    path.write_bytes(span_files.header("node") + data.draw(changed(document)) + whole)
-    found = span_reader.read(path)
-    assert all(isinstance(s, Span) for _, spans in found.deliveries for s in spans)
-
-
 OUTCOMES = [
     {"state": "ready", "manifest": "ab" * 32}, {"state": "failed", "log": "ptxas: no", "where": "node 1"},
 ]  # fmt: skip
@@ -430,40 +411,3 @@ def test_a_lease_s_outcome_that_was_altered_is_read_or_is_none(data: Any) -> Non
 
 
 # What is nested so deeply that Python cannot print it; hypothesis raises the recursion limit, and would not find it.
-
-DEEP = nested(MOST_NESTED)
-
-
-@pytest.mark.parametrize("at", range(len(SPAN)))
-def test_a_span_with_a_value_that_is_nested_deeply_is_no_span(at: int) -> None:
-    with pytest.raises(ValueError, match=r"no|start of a digest"):
-        Span.from_wire(replaced(SPAN, (at,), DEEP))
-
-
-@pytest.mark.parametrize("name", ["protocol", "pid", "rank", "job", "op"])
-def test_a_hello_with_a_value_that_is_nested_deeply_is_none(name: str) -> None:
-    with pytest.raises(ProtocolError):
-        identity.Identity.from_hello({**identity.Identity(1, 0, 0, "j").hello(), name: DEEP})
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_an_outcome_with_a_value_that_is_nested_deeply_is_none(outcome: dict[str, Any]) -> None:
-    for name in outcome:
-        assert lease_files._parse(packed({**outcome, name: DEEP})) is None
-    assert lease_files._parse(packed(outcome)) is not None
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_with_a_value_that_is_nested_deeply_is_none(lied_to: tuple[Node, Liar], lie: dict[str, Any]) -> None:
-    node, liar = lied_to
-    for name in {**lie, "told": []}:
-        client = AgentClient(node.settings, Notices())
-        notices = [DEEP] if name == "told" else lie.get("told", [])
-        answer = framed(packed({**lie, name: DEEP, "told": notices}))
-        liar.say = lambda connection, answer=answer: connection.sendall(framed(packed(WELCOME)) + answer)  # type: ignore[misc]
-        told = in_thread(lambda c=client: CALLS["claim"](c, node)).result(20)
-        assert isinstance(told, MAY_BE["claim"])
-        if isinstance(told, Lead):
-            told.connection.close()
-        client.close()
-        liar.hang_up()

@@ -26,16 +26,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.agent.http_server import HttpService
 from kcoord.agent.metrics import ANSWERS, BUCKETS, HISTOGRAMS, METRICS, OTHER, Metrics
-from kcoord.errors import SettingsError
 from kcoord.protocol import messages
 from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
 from tests.support.agents import ROOT, SOON, Node, end_agent, hits, until
-from tests.support.command import KCOORD
 from tests.support.ports import reserve_port
-from tests.support.sandbox import Sandbox
 from tests.support.scrape import KEYS, RANKS, Job, Scraped, address_of, ask, run_job
 
 
@@ -217,16 +214,6 @@ def test_an_address_that_can_be_used_is_a_setting(value: str) -> None:
     found = Settings.from_environ({"KCOORD_METRICS": value}).metrics
     assert found == (None if not value else value if ":" in value else f"127.0.0.1:{value}")
     assert found is None or Settings.from_environ({"KCOORD_METRICS": found}).metrics == found
-
-
-def test_an_address_that_cannot_be_used_is_refused_in_one_line(sandbox: Sandbox) -> None:
-    for value in (":9464", "host", "host:", "::1:9464", "0.0.0.0:65536", "9464x", "-1"):
-        with pytest.raises(SettingsError, match="KCOORD_METRICS"):
-            Settings.from_environ({"KCOORD_METRICS": value})
-    done = sandbox.run_kcoord(*KCOORD, "agent", "--metrics", "host")
-    assert done.returncode == 2
-    assert done.stderr.startswith("kcoord: --metrics=")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def compiled(backend: str, seconds: float) -> Span:

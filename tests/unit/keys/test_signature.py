@@ -7,7 +7,6 @@ import copy
 import enum
 import functools
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -286,16 +285,6 @@ def test_equal_tokens_mean_equal_encodings_and_both_mean_equal_values(one: Any, 
         assert equal
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(_VALUES, min_size=3, max_size=3), st.lists(_VALUES, min_size=3, max_size=3))
-def test_calls_are_equal_when_their_arguments_are(one: list[Any], other: list[Any]) -> None:
-    three = Arguments(("a", "b", "c"))
-    tokens = three.token(one), three.token(other)
-    encodings = [encode(three.canonical(t)) for t in tokens]
-    assert (encodings[0] == encodings[1]) == (_identity(tuple(one)) == _identity(tuple(other)))
-    assert tokens[0] != tokens[1] or encodings[0] == encodings[1]
-
-
 # --- live, and without a trace ---
 
 
@@ -344,35 +333,6 @@ def test_nothing_of_torch_numpy_or_triton_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=_ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-_ELSEWHERE = """
-import numpy as np
-from dataclasses import dataclass
-from kcoord.keys.cache_key import encode
-from kcoord.keys.arguments.signature import Arguments
-import hashlib
-@dataclass
-class Tile:
-    m: int
-    names: set
-table = {f"k{n}": {n, str(n)} for n in range(9)}
-values = (np.zeros((3, 4)), Tile(1, {f"n{n}" for n in range(99)}), table, np.float32(0.1), len)
-arguments = Arguments("abcde")
-print(hashlib.sha256(encode(arguments.canonical(arguments.token(values)))).hexdigest())
-"""
-
-
-def test_canonical_values_are_equal_in_processes_with_different_hash_seeds() -> None:
-    found = set()
-    for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE], env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout)
-    assert len(found) == 1
 
 
 def test_sixteen_threads_agree_while_types_are_registered() -> None:

@@ -638,41 +638,6 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     assert as_json(sandbox, "gc", **settings, **idle)["removed"][0]["rule"] == "unused-for"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["--max-size", "much"], 2, "50GiB"),
-        (["--unused-for", "30"], 2, "30d"),
-        ([], 2, "KCOORD_STORE is not set"),
-        (["--store", "/nowhere"], 1, "there is no store here"),
-        (["--store", "/nowhere", "--pin", "../x"], 2, "--pin"),
-        (["--store", "/nowhere", "--pins"], 1, "there is no store here"),
-        (["--store", "/nowhere", "--pin", "x", "--max-size", "1GiB"], 2, "give them alone"),
-        (["--store", "/" + "n" * 300], 1, "too long"),
-        (["--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
-        (["--local"], 1, "nothing on this node"),
-    ],
-)
-def test_gc_says_in_one_line_what_is_wrong(sandbox: Sandbox, arguments: list[str], code: int, says: str) -> None:
-    shutil.rmtree(sandbox.local)
-    told = kcoord(sandbox, "gc", *arguments, code=code).stderr
-    assert says in told.splitlines()[-1]
-    assert "Traceback" not in told
-
-
-def test_ls_prints_the_newest_first_as_it_reads_them(sandbox: Sandbox) -> None:
-    store = Store(sandbox.root / "store")
-    store.open()
-    for n in range(5):
-        publish(store, f"k{n}", n * DAY)
-    shown = kcoord(sandbox, "ls", KCOORD_STORE=str(store.root)).stdout.splitlines()
-    assert [line.split()[2] for line in shown[1:-1]] == ["k0", "k1", "k2", "k3", "k4"]
-    assert shown[-1].startswith("5 artifacts")
-    listed = json.loads(kcoord(sandbox, "ls", "k3", "--json", KCOORD_STORE=str(store.root)).stdout)
-    assert [a["name"] for a in listed] == ["k3"]
-    assert json.loads(kcoord(sandbox, "ls", "nothing", "--json", KCOORD_STORE=str(store.root)).stdout) == []
-
-
 def test_a_key_is_withdrawn_from_the_store_its_packs_and_this_node_whatever_limits_and_pins_say(
     sandbox: Sandbox,
 ) -> None:
@@ -693,16 +658,3 @@ def test_a_key_is_withdrawn_from_the_store_its_packs_and_this_node_whatever_limi
     assert (there(store, bad, good), [home.exists() for home in homes]) == ([False, True], [False, True])
     assert [bool(packs_of(store.root, name)) for name in ("both", "other")] == [False, True]
     assert "nothing here has the key" in kcoord(sandbox, "gc", "--key", bad, code=1, **settings).stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--key", "abc"], "at least the key's first 12 digits"),
-        (["--key", "0" * 12, "--max-size", "1"], "give them alone"),
-    ],
-)
-def test_a_withdrawal_that_may_mean_more_than_a_key_is_a_usage_error(
-    sandbox: Sandbox, arguments: list[str], told: str
-) -> None:
-    assert told in kcoord(sandbox, "gc", *arguments, code=2).stderr.replace("\n", " ")

@@ -38,13 +38,6 @@ def test_a_line_says_what_is_done_what_is_left_and_who_is_at_it() -> None:
     assert line_of("warm-up llama", Look(4, 2), SECONDS, 1) == "warm-up llama: 4 of 4 keys, 2 compiled"
 
 
-def test_a_log_gets_lines() -> None:
-    log = io.StringIO()
-    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), log, first=0.01, every=0.01):
-        eventually(lambda: log.getvalue().count("\n") >= 2)
-    assert set(log.getvalue().splitlines()) == {"kcoord: warm-up: 2 of 4 keys, 2 compiled, about 2 s left"}
-
-
 def test_a_warm_up_that_is_over_at_once_says_nothing() -> None:
     log = io.StringIO()
     with shown("warm-up", SECONDS, 1, lambda: Look(4, 0), log):
@@ -59,26 +52,6 @@ def test_a_stream_that_is_closed_stops_the_lines_and_nothing_else() -> None:
     others = set(threading.enumerate())  # what an earlier test left may outlast it
     with shown("warm-up", SECONDS, 1, lambda: Look(1, 1), log, first=0.01):
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("Thread") and t not in others])
-
-
-class _Plain:
-    """What scripts put into the place of sys.stderr: no `closed`, no `isatty`."""
-
-    said = ""
-
-    def write(self, text: str) -> int:
-        self.said += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
-def test_a_stream_that_can_do_no_more_than_write_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = _Plain()
-    monkeypatch.setattr(sys, "stderr", stream)
-    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), first=0.01):
-        eventually(lambda: "2 of 4 keys" in stream.said)
 
 
 def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
