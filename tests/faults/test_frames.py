@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import resource
 import socket
 import struct
 import threading
@@ -131,40 +130,6 @@ def test_a_hello_that_was_altered_is_welcome_or_refused(node: Node, bystander: W
         wire.raw(framed(data.draw(changed(hello))))
         assert wire.frame()["op"] in ("welcome", "refused")
         assert served(bystander)
-
-
-def test_many_peers_that_send_half_a_frame_and_stay_hold_up_nobody() -> None:
-    hello = frames.encode_frame(identity.Identity(os.getpid(), None, None, "wire").hello())
-    with contextlib.ExitStack() as stack:
-        allow_files(stack, 512)  # which the agent inherits
-        node = stack.enter_context(Node())
-        node.start()
-        bystander = stack.enter_context(node.wire())
-        bystander.hello()
-        allow_files(stack, 4096)
-        with contextlib.ExitStack() as peers:
-            for number in range(1000):
-                wire = peers.enter_context(node.wire())
-                if number % 2:
-                    wire.raw(hello[: 1 + number % (len(hello) - 1)])
-                else:
-                    wire.raw(hello + struct.pack(">I", 1 << 20) + b"half")
-            until(lambda: bystander.ask({"op": "status"})["clients"] == 501)
-            client = node.client()
-            lead = node.claim(client, "k")
-            assert node.publish(client, lead, "k")
-            client.close()
-        until(lambda: bystander.ask({"op": "status"})["clients"] == 1)
-        assert "Traceback" not in (node.directory / "started.log").read_text()
-
-
-def allow_files(stack: contextlib.ExitStack, number: int) -> None:
-    """This process, and those that it starts, may open so many until the end of the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < number:
-        pytest.skip(f"this user may open {hard} files only: ulimit -Hn")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
-    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path: Path) -> None:

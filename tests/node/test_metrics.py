@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import itertools
 import json
 import re
-import select
 import shutil
 import socket
 import socketserver
@@ -135,20 +133,6 @@ def shared_address() -> Iterator[str]:
         yield address_of(node)
 
 
-def test_clients_that_say_nothing_take_no_claim_and_only_so_many_threads(node: Node) -> None:
-    address = address_of(node)
-    host, _, port = address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), SOON) for _ in range(20)]
-    try:
-        until(lambda: len(select.select(silent, [], [], 0)[0]) >= len(silent) - 16)  # these are closed at once
-        client = node.client()
-        assert node.publish(client, node.claim(client, "meanwhile"), "meanwhile")
-    finally:
-        for connection in silent:
-            connection.close()
-    until(lambda: _scrapes(address))
-
-
 def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent has as many files open as clients, and their end lets the scrape in."""
     looked: list[float] = []
@@ -165,13 +149,6 @@ def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(m
     until(lambda: service.bound)
     Scraped(str(service.bound))
     assert min(later - sooner for sooner, later in itertools.pairwise(looked)) > 0.1
-
-
-def _scrapes(address: str) -> bool:
-    try:
-        return Scraped(address).value("kcoord_clients") >= 0
-    except (ConnectionError, http.client.HTTPException):
-        return False
 
 
 def test_a_port_in_use_is_one_notice_and_the_job_goes_on_and_the_port_is_had_later() -> None:

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kcoord_launch.arguments import add_flags, early_arguments
-from tests.support.living import agents_of, kill, words_of
+from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 pytest.importorskip("torch")
@@ -173,19 +172,6 @@ def test_sigterm_ends_the_job_and_leaves_nothing(sandbox: Sandbox) -> None:
     eventually(lambda: not sandbox.processes())
 
 
-def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> None:
-    script = sandbox.root / "sleeps.py"
-    script.write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
-    job = sandbox.fork(*LAUNCH, "--nproc-per-node=1", script)
-    eventually(lambda: (sandbox.root / "up").exists() or job.poll() is not None, 60)
-    job.kill()
-    job.wait(30)
-    workers = [process for process in sandbox.processes() if "kcoord.agent" not in words_of(process)]
-    kill(workers)  # torchrun's own: not ours to reap
-    eventually(lambda: not sandbox.processes(), what="the agent saw its launcher end")
-    job.communicate()
-
-
 def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     environment = {"KCOORD_DISABLE": "1", "TRITON_CACHE_DIR": str(sandbox.root / "stock")}
     done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
@@ -212,14 +198,6 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     homes = {cubin.parent for cubin in sandbox.local.glob("triton/*/*.cubin")}
     assert len(homes) == 6
     assert all((home / "kcoord-manifest.msgpack").exists() for home in homes)
-
-
-def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> None:
-    script = sandbox.root / "script.py"
-    script.write_text("import os; print('{\"store\": \"%s\"}' % os.environ['KCOORD_STORE'])")
-    flag = f"--kcoord-store={tmp_path / 'flag'}"
-    done = sandbox.run_forked(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
-    assert witnesses(done.stdout) == [{"store": str(tmp_path / "flag")}]
 
 
 def test_a_rendezvous_id_of_any_form_names_the_job() -> None:

@@ -80,16 +80,6 @@ CLOSURES = [
            ("v + 1", "v + 4"), "set_n(two)", "set_n(one)", SAME),
 ]  # fmt: skip
 
-_RELOAD = "import importlib\nfrom . import far\n"
-
-
-def reloads(what: str, far: str, expression: str, edit: tuple[str, str], **more: object) -> Row:
-    """The module ``far`` is edited, and in a living process reloaded."""
-    files = {"far.py": f"import triton\nimport triton.language as tl\n{far}\n"}
-    reload = "importlib.reload(far)"
-    return stores(what, _RELOAD, expression, edit, reload, reload, "helper", files=files, edits_live=True, **more)
-
-
 DEFAULTS = [
 ]  # fmt: skip
 

@@ -137,44 +137,6 @@ def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
         local.read_contents(artifact)
 
 
-def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_were_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "artifact"
-    published(home, {**FILES, "group.json": GROUP})
-    read, seen = local.read_plain, []
-
-    def noted(path: str, most: int, **how: Any) -> bytes:
-        seen.append(Path(path).relative_to(home).as_posix())
-        return read(path, most, **how)
-
-    monkeypatch.setattr(local, "read_plain", noted)
-    found = local.contents_at(home, KEY.digest)
-    assert found is not None
-    assert found[1] == {**FILES, "group.json": GROUP}
-    assert sorted(seen) == sorted([MANIFEST_NAME, *FILES, "group.json"])
-    _flip(home)
-    with pytest.raises(ArtifactInvalid):
-        local.contents_at(home, KEY.digest)
-
-
-def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, read, seen = tmp_path / "artifact", local.read_plain, []
-
-    def noted(path: str | Path, most: int, **how: Any) -> bytes:
-        seen.append(str(path))
-        return read(path, most, **how)
-
-    staging = stage(home)
-    for module in ("local", "describe"):
-        monkeypatch.setattr(f"kcoord.artifacts.{module}.read_plain", noted)
-    ours = local.publish_local(staging, home, KEY, 1.0, ORIGIN)
-    assert sorted(seen) == sorted(str(staging / name) for name in FILES)
-    assert local.open_artifact(home, KEY.digest) == ours
-
-
 @pytest.mark.parametrize("name", [MANIFEST_NAME, "kernel.json"])
 @pytest.mark.parametrize(
     ("fault", "refusal"), [(errno.EIO, ArtifactInvalid), (errno.EMFILE, ArtifactUnreadable)], ids=["disk", "process"]
@@ -439,23 +401,6 @@ def test_directories_above_a_named_cache_that_are_made_are_not_open_whatever_the
 
 
 # --- right after its agent has published it ---
-
-
-def test_what_was_published_this_moment_is_had_without_a_look_at_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    artifact = published(home)
-    read: list[str] = []
-    real = local.read_plain
-
-    def noted(path: str | Path, *rest: Any, **named: Any) -> bytes:
-        read.append(Path(path).name)
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(local, "read_plain", noted)
-    assert local.published(home, KEY.digest) == artifact
-    assert read == [MANIFEST_NAME]
 
 
 def test_what_was_published_and_is_gone_torn_or_another_keys_is_not_had(tmp_path: Path) -> None:

@@ -335,34 +335,6 @@ def test_nothing_of_torch_numpy_or_triton_is_imported() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_sixteen_threads_agree_while_types_are_registered() -> None:
-    class Foreign:
-        pass
-
-    values = (_BASE, 1, 1.0, True, [1, "x"], Tile(1), Colour.RED, Signed(3))
-    arguments = Arguments("abcdefgh")
-    expected = encode(arguments.canonical(arguments.token(values)))
-    start, wrong = threading.Barrier(17), []
-
-    def rank() -> None:
-        start.wait()
-        for _ in range(300):
-            found = arguments.token(values)
-            if encode(arguments.canonical(found)) != expected:
-                wrong.append(found)
-
-    threads = [threading.Thread(target=rank) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    for n in range(100):
-        register_signature(Foreign, lambda value, n=n: n)
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert token(Foreign()) == token(Foreign())
-
-
 # --- tensors ---
 
 

@@ -264,18 +264,6 @@ def test_spans_are_bounded_and_what_is_dropped_is_counted() -> None:
     assert not spans
 
 
-def test_threads_lose_nothing() -> None:
-    spans = Spans()
-    threads = [
-        threading.Thread(target=lambda: [spans.add("load", "ok", KEY, 0.0, 0.0) for _ in range(500)]) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(spans) == 4000
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -384,16 +372,6 @@ async def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
     kept = sum(len(spans) for _, spans in found.deliveries)
     assert kept > 20_000
     assert kept + found.dropped == 60_000
-
-
-async def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Path) -> None:
-    timelines = Timelines(None, tmp_path, "agent", Notices())
-    for n in range(200):
-        timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
-        await timelines._save()
-    await Chores(timelines.chores).drain(10)
-    found = [load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), f"job {n}") for n in range(150)]
-    assert [len(list(f.spans())) for f in found] == [2] * 50 + [1] * 100
 
 
 async def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path: Path) -> None:
