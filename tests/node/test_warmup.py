@@ -71,13 +71,6 @@ def test_what_a_warm_up_finds_there_is_counted_when_it_is_used(sandbox: Sandbox)
     assert counters["saved_seconds"] < 2 * sum(r.seconds for r in found)
 
 
-def test_ranks_whose_lists_differ_compile_the_union_once(sandbox: Sandbox) -> None:
-    ranks = [rank(sandbox, n, 2, "pairs", str(count), SECONDS_EACH="0.1") for n, count in ((0, 10), (1, 6))]
-    reports = [said(r) for r in ranks]
-    assert sum(r["counters"]["compiles"] for r in reports) == 10
-    assert [len(r["texts"]) for r in reports] == [10, 6]
-
-
 def test_what_a_killed_rank_was_at_is_compiled_by_another(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
@@ -367,14 +360,6 @@ def test_the_command_leaves_no_agent_behind(sandbox: Sandbox) -> None:
     assert "1 compiled" in done.stdout, done.stderr
     assert warned(done) == []
     assert not sandbox.processes()
-
-
-def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox: Sandbox) -> None:
-    call: dict[str, Any] = {"args": (5,), "kwargs": {}}
-    give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
-    command = [*KCOORD, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
-    done = json.loads(sandbox.run_kcoord(*command, PYTHONPATH=path(PROGRAMS)).stdout)
-    assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
 
 
 def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_where_kcoord_is_off(
