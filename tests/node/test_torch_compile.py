@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 COMPILED = PROGRAMS / "compiled.py"
 _meetings = itertools.count()
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
-THREE, TWO = ("ddp", "plain"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
+FOUR, TWO = ("ddp", "plain"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
 LONG = 400.0  # seconds; torch imports and compiles, beside other tests
 WORK = ("traces", "codegens", "libraries")
 Outcome = dict[str, Any]
@@ -60,7 +60,7 @@ def stock(box: Sandbox, *models: str, caches: str = "stock") -> list[Outcome]:
 def true() -> dict[str, Outcome]:
     """What stock makes of each model, and the work that it has."""
     with sandboxed() as box:
-        return {each["model"]: each for each in stock(box, *THREE, *TWO)}
+        return {each["model"]: each for each in stock(box, *FOUR, *TWO)}
 
 
 def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more: str) -> list[Outcome]:
@@ -91,7 +91,7 @@ def work(found: list[Outcome], model: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("start_ranks", "count", "models"), [(ranks, 3, THREE), (launched, 2, TWO)], ids=["three ranks", "two of torchrun"]
+    ("start_ranks", "count", "models"), [(ranks, 4, FOUR), (launched, 2, TWO)], ids=["four ranks", "two of torchrun"]
 )
 def test_all_ranks_together_do_the_work_of_one_and_get_its_results_to_the_bit(
     sandbox: Sandbox, true: dict[str, Outcome], start_ranks: Any, count: int, models: tuple[str, ...]
