@@ -1,4 +1,4 @@
-"""A cold start of torch.compile under DDP, stock and with kcoord, in one run: on GPUs, or on the CPU with small blocks."""
+"""A cold start of torch.compile under DDP or FSDP2, stock and with kcoord: on GPUs, or on the CPU with small blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"
 _CPU = {"ranks": 4, "layers": 1}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
 _MODEL = os.environ.get("MODEL", "gpt")  # or loss, llama
+_WRAP = os.environ.get("WRAP", "ddp")  # or fsdp, regional, none
+_WRAPPED = {
+    "ddp": "under DDP",
+    "fsdp": "under FSDP2",
+    "regional": "under FSDP2, layer by layer",
+    "none": "without a wrapper",
+}
 _VIRTUAL = os.environ.get("VIRTUAL") == "1"
 _ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
 _SHARED = "one shared directory, cold"
@@ -38,7 +45,7 @@ def run() -> Result:
     ranks, layers = (int(os.environ.get(name, given)) for name, given in (("RANKS", ranks), ("LAYERS", layers)))
     where = f"{gpus} GPUs, {ranks} ranks" if gpus else f"{ranks} ranks without a GPU"
     result = Result(
-        f"Cold start of torch.compile under DDP, {_MODEL} of {layers} blocks, on {where}",
+        f"Cold start of torch.compile {_WRAPPED[_WRAP]}, {_MODEL} of {layers} blocks, on {where}",
         [
             "caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms", "its peak MB",
             "job's PSS MB", "processes",
@@ -113,7 +120,7 @@ def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, 
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": caches, **more}
     if "KCOORD_LOCAL_DIR" not in more:
         variables["TRITON_CACHE_DIR"] = f"{caches}/triton"
-    job = [str(_JOB), "--mode", mode, "--layers", str(layers), "--model", _MODEL]
+    job = [str(_JOB), "--mode", mode, "--layers", str(layers), "--model", _MODEL, "--wrap", _WRAP]
     if "{RANK}" in caches:
         own = caches.replace("{RANK}", "$RANK")
         shell = f'TORCHINDUCTOR_CACHE_DIR={own} TRITON_CACHE_DIR={own}/triton exec {sys.executable} "$0" "$@"'

@@ -1,7 +1,9 @@
-"""One rank of a torch.compile job under DDP, on GPUs or on the CPU. Run it with torchrun.
+"""One rank of a torch.compile job, on GPUs or on the CPU. Run it with torchrun.
 
 ``--model gpt`` has another width in every block; ``loss`` is the same with its cross-entropy in the compiled graph; ``llama`` is
-that of Hugging Face's transformers, with random weights. ``--mode rank0`` lets rank 0 compile first, ``together`` all at once.
+that of Hugging Face's transformers, with random weights. ``--wrap fsdp`` is FSDP2 in place of DDP, ``regional`` compiles each of
+its layers alone, ``none`` is the bare model in each rank. ``--mode rank0`` lets rank 0 compile first, ``together`` all at once.
+
 Rank 0 prints one line of JSON: wall seconds from barrier to barrier with one training step in between (the slowest rank's), what
 torch did in all ranks together, the median of further steps in seconds, the most bytes of tensors that are alive in one more step
 (the largest rank's), and the first loss to the bit.
@@ -109,8 +111,12 @@ def llama(layers: int, width: int, heads: int, words: int) -> nn.Module:
 MODELS: dict[str, Callable[[int, int, int, int], nn.Module]] = {"gpt": GPT, "loss": WithLoss, "llama": llama}
 
 
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    return model.blocks if hasattr(model, "blocks") else model.model.layers
+
+
 class Job:
-    def __init__(self, model: str, layers: int, device: torch.device, with_ddp: bool) -> None:
+    def __init__(self, model: str, layers: int, device: torch.device, wrap: str) -> None:
         on_gpu = device.type == "cuda"
         width, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
         self.has_loss = model == "loss"
@@ -119,12 +125,21 @@ class Job:
         torch.manual_seed(0)
         self.device, self.words = device, words
         self.model = MODELS[model](layers, width, heads, words).to(device)
-        if with_ddp:
+        if wrap == "ddp":
             size = {}
             if not on_gpu:  # as many units as blocks, though these are small
                 size["bucket_cap_mb"], dist._DEFAULT_FIRST_BUCKET_BYTES = 0.15, 1 << 17
             self.model = nn.parallel.DistributedDataParallel(self.model, **size)
-        self.compiled = torch.compile(self.model)
+        if wrap in ("fsdp", "regional"):
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in layers_of(self.model):
+                fully_shard(layer)
+            fully_shard(self.model)
+        if wrap == "regional":
+            for layer in layers_of(self.model):
+                layer.compile()
+        self.compiled = self.model if wrap == "regional" else torch.compile(self.model)
 
     def step(self) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -155,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=["together", "rank0"], default="together")
     parser.add_argument("--model", choices=[*MODELS], default="gpt")
+    parser.add_argument("--wrap", choices=["ddp", "fsdp", "regional", "none"], default="ddp")
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
     rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
@@ -171,11 +187,11 @@ def main() -> None:
     begun = time.perf_counter()
     if args.mode == "rank0":
         if rank == 0:
-            first = Job(args.model, args.layers, device, with_ddp=False)
+            first = Job(args.model, args.layers, device, wrap="none")
             count_work()
             first.step()
         dist.barrier()
-    job = Job(args.model, args.layers, device, with_ddp=True)
+    job = Job(args.model, args.layers, device, args.wrap)
     count_work()
     loss = job.step().item().hex()
     mine = time.perf_counter() - begun

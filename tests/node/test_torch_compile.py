@@ -22,6 +22,7 @@ COMPILED = PROGRAMS / "compiled.py"
 _meetings = itertools.count()
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
 FOUR, TWO = ("ddp", "plain"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
+PASSED_OVER = ("ddp", "convolutions")  # units of DDPOptimizer, which no two ranks trace
 LONG = 400.0  # seconds; torch imports and compiles, beside other tests
 WORK = ("traces", "codegens", "libraries")
 Outcome = dict[str, Any]
@@ -102,7 +103,9 @@ def test_all_ranks_together_do_the_work_of_one_and_get_its_results_to_the_bit(
         assert len(mine) == count
         assert {str(result(each)) for each in mine} == {str(result(true[model]))}, model
         needed, done = work([true[model]], model), work(found, model)
+        traces, most = done.pop("traces"), needed.pop("traces")
         assert done == needed, (model, needed, done)
+        assert traces == most if model in PASSED_OVER else most <= traces <= count * most, (model, most, traces)
     if "ddp" in models:
         assert max(each.get("traces", 0) for each in found if each["model"] == "ddp") < work(found, "ddp")["traces"], (
             "one rank did everything"
@@ -202,6 +205,46 @@ def test_a_rank_passes_over_what_another_one_is_at_and_joins_it_later(
     first, second = (outcomes(finish(process, LONG))[0] for process in (leader, follower))
     assert (first["traces"], second["traces"]) == (1, units - 1)
     assert result(first) == result(second) == result(true["ddp"])
+
+
+def in_turn(box: Sandbox, rank: int, hold: Path | None = None) -> Started:
+    """A rank of two, which needs each unit before it goes on. `hold`: its first code generation waits."""
+    arguments = {"models": ["plain"], "alone": True, "marks": True} | ({"hold": str(hold)} if hold else {})
+    world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return box.fork(COMPILED, json.dumps(arguments), **world, **environment(box, f"rank{rank}"))
+
+
+def a_follower_that_has_compiled_the_backward(box: Sandbox, hold: Path) -> tuple[Started, Started]:
+    """The lead, which is held as it generates the code of the forward, and the follower."""
+    leader = in_turn(box, 0, hold)
+    eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
+    follower = in_turn(box, 1)
+    eventually(lambda: artifacts(box) == 1 or follower.poll() is not None)
+    return leader, follower
+
+
+def test_a_rank_that_finds_a_unit_under_way_compiles_its_backward_while_the_lead_compiles_its_forward(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    hold = sandbox.root / "hold"
+    started = a_follower_that_has_compiled_the_backward(sandbox, hold)
+    hold.touch()
+    found = [outcomes(finish(process, LONG))[0] for process in started]
+    assert [(each["traces"], each["codegens"]) for each in found] == [(1, 1), (1, 1)]
+    assert [result(each) for each in found] == [result(true["plain"])] * 2
+    (later,) = ranks(sandbox, 1, "plain", caches="later")  # the unit is whole, though two ranks made it
+    assert work([later], "plain") == dict.fromkeys(WORK, 0)
+
+
+def test_a_rank_compiles_the_forward_itself_when_the_lead_of_the_unit_was_killed(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    leader, follower = a_follower_that_has_compiled_the_backward(sandbox, sandbox.root / "hold")
+    leader.kill()
+    leader.communicate()
+    (found,) = outcomes(finish(follower, LONG))
+    assert found["codegens"] == 2
+    assert result(found) == result(true["plain"])
 
 
 def artifacts(box: Sandbox) -> int:

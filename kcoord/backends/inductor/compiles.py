@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -21,15 +21,18 @@ from kcoord.backends.inductor.request import FILE, UNIT, Entries, Entry, write_e
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation
 
+_STATIC = "_is_inductor_static"
+"""Inductor's mark on inputs of a GPU's graph. It would enter the key of the next compile, on the rank that compiled alone."""
+
 
 class Passed(BaseException):
-    """Ends the compile of a unit that another rank is at. No guard of torch may catch it."""
+    """Ends the compile of a unit or graph that another rank is at. No guard of torch may catch it."""
 
 
 class _Open(threading.local):
     def __init__(self) -> None:
         self.all: list[OpenCompile] = []
-        self.passes = False  # the next unit is passed over if another rank is at it
+        self.passed: str | None = None  # as `passing_over` says; None outside its blocks
 
 
 _open = _Open()
@@ -46,13 +49,18 @@ def gpu() -> int | None:
 
 
 @contextlib.contextmanager
-def passing_over(passes: bool) -> Iterator[None]:
-    """With `passes`, a unit in this block raises `Passed` if another rank compiles it now."""
-    before, _open.passes = _open.passes, passes
+def passing_over(kind: str) -> Iterator[None]:
+    """A unit, or a graph, of this `kind` raises `Passed` in this block if another rank compiles it now."""
+    before, _open.passed = _open.passed, kind
     try:
         yield
     finally:
-        _open.passes = before
+        _open.passed = before
+
+
+def in_turn() -> bool:
+    """True outside a block of `passing_over`: torch needs each unit before it goes on."""
+    return _open.passed is None
 
 
 def leading() -> OpenCompile | None:
@@ -61,12 +69,20 @@ def leading() -> OpenCompile | None:
     return found if found is not None and found.leads else None
 
 
+def following() -> OpenCompile | None:
+    """The innermost compile of this thread, if that is a unit which another rank leads."""
+    found = innermost()
+    return found if found is not None and found.follows else None
+
+
 @dataclass(eq=False)
 class OpenCompile:
     """One unit or graph, while torch compiles or loads it. A context manager.
 
     `problem`: why it is not shared. `gpu`: as the function `gpu`. `given`: the entries that a lookup may answer with. `made`:
-    what torch has written since. `looked_up`: torch has looked into its cache of this kind. `graph`: torch's.
+    what torch has written since. `looked_up`: torch has looked into its cache of this kind. `graph`: torch's. `by_graphs`: a
+    unit whose graphs ranks share one by one while it is under way; `follows`: another rank leads it; `backwards`: returns
+    torch's compiler of its backward.
     """
 
     kind: str
@@ -78,6 +94,9 @@ class OpenCompile:
     made: dict[tuple[str, str], bytes] = field(default_factory=dict)
     looked_up: bool = False
     graph: Any = None
+    by_graphs: bool = False
+    follows: bool = False
+    backwards: Callable[[], Callable[..., Any]] | None = None
 
     @property
     def leads(self) -> bool:
@@ -86,13 +105,15 @@ class OpenCompile:
     def ask(self, entry: Entry) -> None:
         """Have the entry: `given` holds it, or this rank leads, or (if it is not shared) neither."""
         self.asked = entry
-        found = backend.begin(entry, waits=self.kind != UNIT or not _open.passes)
+        found = backend.begin(entry, waits=not self.by_graphs and self.kind != _open.passed)
         if isinstance(found, Compilation):
             self.compilation = found
         elif isinstance(found, Artifact):
             self.given = backend.entries(entry, found)
         elif isinstance(found, Busy):
-            raise Passed
+            if not self.by_graphs:
+                raise Passed
+            self.follows = True  # it waits for the graphs
 
     def __enter__(self) -> OpenCompile:
         _open.all.append(self)
@@ -131,6 +152,12 @@ class OpenCompile:
         """Go on compiling for this process alone. Other ranks no longer wait."""
         if self.compilation is not None and not self.compilation.ended:
             self.compilation.refuse_sharing(why)
+
+
+def unmark(inputs: Iterable[Any]) -> None:
+    for each in inputs:
+        if hasattr(each, _STATIC):
+            delattr(each, _STATIC)
 
 
 def record(kind: str, key: str, content: Any) -> None:

@@ -28,9 +28,6 @@ from kcoord.backends.inductor.request import UNIT
 
 Compile = Callable[..., Callable[..., Any]]
 
-_STATIC = "_is_inductor_static"
-"""Inductor's mark on inputs of a GPU's graph. It would enter the next unit's key, on the rank that compiled alone."""
-
 
 def made(native: Callable[..., None], self: Any, module: Any, compiler: Compile, *args: Any, **kwargs: Any) -> None:
     """As ``SubmodCompiler.__init__``."""
@@ -85,15 +82,13 @@ class _Unit:
         assert self._task is not None
         compiler, graph, args, configs = self._task
         try:
-            with tracing(self._context), compiles.passing_over(not waits):
+            with tracing(self._context), compiles.passing_over("" if waits else UNIT):
                 self._compiled = compiler(graph, args, **configs)
         except compiles.Passed:
             self._surroundings = _Surroundings()
             return
         finally:
-            for each in args:
-                if hasattr(each, _STATIC):
-                    delattr(each, _STATIC)
+            compiles.unmark(args)
         self._task = self._surroundings = None
 
     def __call__(self, *args: Any) -> Any:

@@ -19,7 +19,19 @@ from torch._guards import TracingContext
 from torch._inductor.runtime.runtime_utils import triton_cache_dir
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import compiles, conditions, cpp, ddp, donation, moving, place, probes, tuning, workers
+from kcoord.backends.inductor import (
+    backwards,
+    compiles,
+    conditions,
+    cpp,
+    ddp,
+    donation,
+    moving,
+    place,
+    probes,
+    tuning,
+    workers,
+)
 from kcoord.backends.inductor.adapter import backend
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.compiles import OpenCompile
@@ -92,7 +104,9 @@ def _unit(native: Callable[..., Any], aot: Any, gm: Any, example_inputs: Any, *a
     gpu = None if problem else moving.gpu_of(gm, example_inputs)
     if gpu is None:
         _tell_of_devices(example_inputs)
-    with _tagged(_is_spread(gm, example_inputs)), OpenCompile(UNIT, problem, gpu, graph=gm):
+    unit = OpenCompile(UNIT, problem, gpu, graph=gm, by_graphs=(ranks_of().world or 1) > 1 and compiles.in_turn())
+    unit.backwards = lambda: aot.kwargs["bw_compiler"]
+    with _tagged(_is_spread(gm, example_inputs)), unit:
         return native(aot, gm, example_inputs, *args, **kwargs)
 
 
@@ -107,7 +121,8 @@ def _tell_of_devices(inputs: Any) -> None:
 
 
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
-    if compiles.leading() is not None:  # its unit is shared whole
+    unit = compiles.leading()
+    if unit is not None and not unit.by_graphs:  # it is shared whole
         return native(gm, *args, **kwargs)
     place.look()
     problem = conditions.SPREAD if is_alone() else _problem(GRAPH, gm)
@@ -132,8 +147,8 @@ def _told(kind: str, problem: str) -> str:
 
 
 def _backward_with_forward(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would."""
-    open_compile = compiles.leading()
+    """The ranks of a unit have its backward compiled with its forward: in step, inside ``loss.backward()``, all would."""
+    open_compile = compiles.leading() or compiles.following()
     if open_compile is None or open_compile.kind != UNIT:
         return native(*args, **kwargs)
     given = inspect.signature(native).bind(*args, **kwargs)
@@ -277,7 +292,12 @@ def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
 _UNITS: Table = {
     f"{_AOT}.autograd_cache:AOTAutogradCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, UNIT)),
     f"{_AOT}.autograd_cache:check_node_safe": ("node", _check_node),
+    f"{_AOT}.graph_compile:_aot_stage2a_partition": (
+        "maybe_subclass_meta= fw_metadata= aot_config= ...",
+        backwards.partitioned,
+    ),
     f"{_AOT}.graph_compile:_aot_stage2b_bw_compile": ("aot_config= ...", _backward_with_forward),
+    f"{_AOT}.graph_compile:_get_inner_meta": ("_ _", None),
     f"{_AOT}.runtime_wrappers:AOTDispatchAutograd.post_compile": ("", donation.joined),
     f"{_AOT}.schemas:AOTConfig.force_non_lazy_backward_lowering": ("", None),
     "_inductor.codecache:FxGraphCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, GRAPH)),
