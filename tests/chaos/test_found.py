@@ -17,7 +17,6 @@ from kcoord.artifacts.manifest import Origin
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
-from tests.support import interpose
 from tests.support.agents import Node, key_of, until, watching
 from tests.support.interpose import Interposer
 
@@ -57,16 +56,11 @@ def test_a_kernel_whose_files_vanish_as_it_is_published_is_compiled_again_by_its
 
 
 def test_an_agent_that_ends_lets_its_clients_go_before_it_waits_for_a_slow_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, interposer: Interposer
 ) -> None:
-    if interpose.find_compiler() is None:
-        pytest.skip("no C compiler: apt install gcc")
-    interposer = Interposer(interpose.build(tmp_path), tmp_path)
-    for name, value in interposer.environ.items():
-        monkeypatch.setenv(name, value)
     store = tmp_path / "store"
     with Node(store=str(store)) as node:
-        agent = node.start()
+        agent = node.start(environ=interposer.environ)
         client = node.client()
         lead = node.claim(client, "k1")
         slow = interposer.stall("link", below=store / "v2" / "objects", seconds=4, times=1)
