@@ -55,7 +55,6 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
             "divergences": [_document(divergence) for divergence in divergences],
             "many_keys": many,
             "problems": timeline.problems,
-            "said": [{"time": e.when, "node": e.node, "text": e.text} for e in timeline.events],
         })  # fmt: skip
         return
     for problem in timeline.problems:

@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -56,7 +55,7 @@ def page(timeline: Timeline, found: Findings, divergences: Sequence[Divergence] 
         "figures": "".join(f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline)),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in _notes(timeline, left_out)),
         "canvas_label": escape(label, quote=True),
-        "sections": _sections(timeline, found, divergences, many),
+        "sections": _sections(found, divergences, many),
         "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
@@ -117,7 +116,7 @@ def _notes(timeline: Timeline, left_out: int) -> list[str]:
     return notes
 
 
-def _sections(timeline: Timeline, found: Findings, divergences: Sequence[Divergence], many: Sequence[str]) -> str:
+def _sections(found: Findings, divergences: Sequence[Divergence], many: Sequence[str]) -> str:
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
     return "".join((
         _section("Ranks whose keys differ", "".join(_divergence(each, keys) for each in divergences[:_MOST_ROWS])),
@@ -125,7 +124,6 @@ def _sections(timeline: Timeline, found: Findings, divergences: Sequence[Diverge
         _section("Slowest kernels", _slowest(found, keys)),
         _section("Compiled more than once", _duplicates(found, keys)),
         _section("Failed or lost", _failures(found, keys)),
-        _section("The agents", _events(timeline)),
     ))  # fmt: skip
 
 
@@ -209,18 +207,6 @@ def _failures(found: Findings, keys: dict[int, int]) -> str:
                 total = sum(span.seconds for _, span in placed)
                 rows.append((_button(kernel, keys), event, f"{len(placed)}", seconds(total), escape(places(placed))))
     return _rows(("kernel", "event", "#times", "#seconds", "where"), rows)
-
-
-def _events(timeline: Timeline) -> str:
-    """Empty if each node's one agent began and ended, and nothing else happened."""
-    begun = Counter(each.node for each in timeline.events if each.moment == "begins")
-    if max(begun.values(), default=0) < 2 and not any(each.moment == "told" for each in timeline.events):
-        return ""
-    rows = [
-        (time.strftime("%H:%M:%S", time.gmtime(each.when)), escape(each.node), escape(each.text))
-        for each in timeline.events
-    ]
-    return _rows(("when (UTC)", "node", "event"), rows)
 
 
 def _code(text: str) -> str:

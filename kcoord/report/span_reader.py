@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from kcoord.files.reading import unpack
-from kcoord.telemetry.span_files import FORMAT, LARGEST_FILE, LARGEST_NUMBER, LONGEST_EVENT, AgentEvent, Moment
+from kcoord.telemetry.span_files import FORMAT, LARGEST_FILE, LARGEST_NUMBER
 from kcoord.telemetry.spans import Process, Span, checked, plain_text
 
 _MOST_VALUES = 1 << 20  # of a record: some 100,000 spans fit into a file
@@ -28,7 +28,6 @@ class SpanFile:
     deliveries: list[tuple[Process, list[Span]]] = field(default_factory=list)
     dropped: int = 0
     problem: str = ""
-    events: list[AgentEvent] = field(default_factory=list)
 
     def _add(self, document: Any) -> None:
         """Raises ValueError."""
@@ -38,8 +37,6 @@ class SpanFile:
         wire = _of(document, "spans", list)
         spans, refused = checked(wire, len(wire))  # the file's size bounds them
         self.dropped += dropped + refused
-        if document.get("said") is not None:
-            self.events.append(_event(self.node, document["said"]))
         if spans:
             self.deliveries.append((Process(self.node, pid, rank, document.get("pool") is True), spans))
 
@@ -63,17 +60,6 @@ def read(path: Path) -> SpanFile:
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         found.problem = f"a part of it cannot be read: {error}"
     return found
-
-
-def _event(node: str, wire: Any) -> AgentEvent:
-    """Raises ValueError."""
-    if not isinstance(wire, list) or len(wire) < 3:
-        raise ValueError("'said' must be a list of three values")
-    when, moment, text = wire[:3]
-    if isinstance(when, bool) or not isinstance(when, (int, float)) or not 0 <= when <= LARGEST_NUMBER:
-        raise ValueError("'said' must begin with a time")
-    known: Moment = moment if moment in ("begins", "ends") else "told"
-    return AgentEvent(float(when), node, plain_text(text, LONGEST_EVENT), known)
 
 
 def _documents(body: bytes) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A job's time line: the spans of its processes and the events of its agents, from the span files of this node and the store."""
+"""A job's time line: the spans of its processes, from the span files of this node and the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kcoord.report.span_reader import read
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.figures import Sums, figures
-from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import KINDS, Process, Span, directory_name, job_of, plain_text
 from kcoord.units import first_few
 
@@ -44,7 +43,7 @@ class Row:
 @dataclass
 class Timeline:
     """`hits` are spans without time: hits in memory, parts that are not hooked. `dropped` spans are missing; `problems` are lines
-    about files that could not be read; `events` are in the order of time.
+    about files that could not be read.
 
     Each node's clock is taken as it is.
     """
@@ -54,7 +53,6 @@ class Timeline:
     hits: list[tuple[Process, Span]] = field(default_factory=list)
     dropped: int = 0
     problems: list[str] = field(default_factory=list)
-    events: list[AgentEvent] = field(default_factory=list)
 
     @cached_property
     def figures(self) -> Sums:
@@ -139,10 +137,8 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
         if found.problem:
             timeline.problems.append(f"{_shown(path)}: {found.problem}")
         timeline.dropped += found.dropped
-        timeline.events += [event for event in found.events if event.when >= since]
         for process, spans in found.deliveries:
             by_process[process].update(s for s in spans if s.begin >= since)
-    timeline.events.sort(key=lambda event: event.when)
     drawn = {p: sorted((s for s in spans if s.kind in KINDS), key=lambda s: s.begin) for p, spans in by_process.items()}
     timeline.rows = _in_order([Row(p, spans) for p, spans in drawn.items() if spans])
     timeline.hits = [(p, s) for p, spans in by_process.items() for s in spans if s.kind not in KINDS]

@@ -1,8 +1,8 @@
 """A job's time line as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-The format is the "Trace Event Format" in JSON: complete events (``X``), instant events (``i``) for the agents, and metadata
-events (``M``) that name the rows. A node is a process there and a rank a thread. Spans that overlap in one process of a job,
-because several of its threads ask at once, get rows of their own.
+The format is the "Trace Event Format" in JSON: complete events (``X``), and metadata events (``M``) that name the rows. A node is
+a process there and a rank a thread. Spans that overlap in one process of a job, because several of its threads ask at once, get
+rows of their own.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             yield _metadata("thread_sort_index", pid, thread, sort_index=thread)
             for span, (start, end) in zip(spans, _microseconds(spans, begin), strict=True):
                 yield _complete(span, row.process, start, end, pid, thread)
-    for event in timeline.events:
-        if event.node in numbers:
-            when = max(0, int((event.when - begin) * 1e6))
-            instant = {"ph": "i", "s": "p", "name": event.text, "cat": "agent", "ts": when}
-            yield {**instant, "pid": numbers[event.node], "tid": 0, "args": {}}
 
 
 def write_chrome(timeline: Timeline, write: Callable[[str], object]) -> int:

@@ -1,8 +1,8 @@
 """Span files: one for each agent and job, appended to by that agent alone. `kcoord.report.span_reader` reads them.
 
 ``<local_dir>/traces/<job>/<agent>.spans`` is this node's; ``<store>/v2/traces/<job>/`` holds copies of all nodes' files. A file
-is a line that names its format, a msgpack map about its node, and a map for each delivery of a process or each `AgentEvent`. A
-reader that does not know events takes them for empty deliveries. A writer that is killed leaves a torn record at the end.
+is a line that names its format, a msgpack map about its node, and a map for each delivery of a process. A writer
+that is killed leaves a torn record at the end.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 
@@ -22,7 +21,6 @@ from kcoord.telemetry.spans import Process, Span, checked, directory_name
 
 LARGEST_FILE = 8 << 20  # bytes; some 100,000 spans
 LARGEST_NUMBER = 1 << 40  # a pid, a rank, a count
-LONGEST_EVENT = 500  # characters
 FORMAT = b"kcoord-spans-1\n"
 SUFFIX = ".spans"
 _KEPT = 7 * 86400.0  # seconds
@@ -66,24 +64,6 @@ def forget_old(local_dir: Path) -> None:
             if time.time() - path.lstat().st_mtime > _KEPT:
                 path.unlink()
                 path.parent.rmdir()  # unless it holds another file
-
-
-Moment = Literal["told", "begins", "ends"]
-
-
-@dataclass(frozen=True)
-class AgentEvent:
-    """An agent began, got its signal to end, or told a notice up to a second ago. `when`: Unix seconds by its node's clock."""
-
-    when: float
-    node: str
-    text: str
-    moment: Moment = "told"
-
-    def record(self) -> bytes:
-        """The record of this event in its node's file."""
-        event = [self.when, self.moment, self.text[:LONGEST_EVENT]]
-        return _packed({"pid": 0, "rank": None, "spans": [], "dropped": 0, "said": event})
 
 
 def _packed(document: dict[str, Any]) -> bytes:

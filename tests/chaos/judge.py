@@ -34,6 +34,7 @@ _LONGEST_REQUEST = (
 )  # an agent is found dead, another started, asked, and found dead
 _LONGEST_PUBLISH = 4 * AGENT_TIMEOUT + 2.0
 _REAPED_WITHIN = 10.0  # seconds until init has waited for a process that ended
+_START = 30.0  # seconds that a rank waits for the process that starts an agent
 _PROMPT = 1.0  # seconds that a request takes, at most, besides the compile, if nothing is wrong
 _BEFORE = 1.0  # seconds after its compile in which an artifact is on its way to the store
 _CODES = {"rank-kill": {-9}, "rank-term": {-15}, "rank-raises": {1}}
@@ -41,6 +42,7 @@ _ORDERED = {"kill": {-9}, "term": {-15}, "exit": {3}, "segfault": {-11}}
 ALARMING = re.compile(
     r"please report it|never awaited|never retrieved|Traceback|Exception ignored|^\s*File |Fatal Python"
 )
+_NO_START = "the agent did not start"
 _HARMLESS = re.compile(r"OrderedToRaise")
 
 
@@ -71,6 +73,11 @@ class Told:
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e["event"] == event]
+
+    @property
+    def first(self) -> dict[str, Any] | None:
+        """The end of its first request."""
+        return next((e for e in self.events if e["event"] in ("served", "compiles")), None)
 
 
 def judge(
@@ -183,16 +190,18 @@ def _excused_wait(verdict: Verdict, rank: Told, event: dict[str, Any], begin: fl
         row = one.fault.row
         if one.met and one.began < end and begin < one.ended + max(row.after, row.costs, row.alone):
             excused += (row.costs if row.holds is None else row.holds) + min(
-                one.fault.seconds, _noticed(one, rank, event["event"] == "compiled")
+                one.fault.seconds, _noticed(one, rank, event)
             )
     return excused
 
 
-def _noticed(one: Thrown, rank: Told, publishing: bool) -> float:
+def _noticed(one: Thrown, rank: Told, event: dict[str, Any]) -> float:
     """Seconds after which the rank goes on without what is hit, however long the fault lasts."""
-    row = one.fault.row
-    if publishing and one.fault.kind in ("agent-stop", "agent-hang"):
+    row, of_agent = one.fault.row, one.fault.kind in ("agent-stop", "agent-hang")
+    if of_agent and event["event"] == "compiled":
         return 2 * AGENT_TIMEOUT
+    if of_agent and one.fault.node == rank.node and event["asked"] <= one.began and event is rank.first:
+        return _START  # the rank has begun to start the agent
     return min(row.noticed, row.noticed_here) if one.fault.node == rank.node else row.noticed
 
 
@@ -292,6 +301,8 @@ def _left_over(
     """Processes, sockets, leases, and, once what dead writers left has been swept, staged files."""
     findings = []
     killed = {o.fault.node for o in thrown if o.met and o.fault.kind == "agent-kill"}
+    # it was told to end before it had a handler for that
+    killed |= {site.number for site in sites if site.log.exists() and _NO_START in site.log.read_text()}
     for site in sites:
         findings += [f"process {pid} of node {site.number} is left: {command}" for pid, command in site.processes()]
         sockets = [str(path) for path in site.sockets()]

@@ -140,14 +140,18 @@ def test_a_wait_needs_an_excuse() -> None:
 
 
 def test_a_fault_that_lasts_excuses_a_wait_only_until_it_must_have_been_noticed() -> None:
-    def waits(took: float, *thrown: Thrown) -> list[str]:
-        told = judge.Told(0, 0, [{"event": "served", "t": 100.0 + took, "kernel": "k0", "asked": 100.0, "took": took}])
+    def waits(took: float, *thrown: Thrown, starts: bool = False) -> list[str]:
+        before = {"event": "served", "t": 99.0, "kernel": "k0", "asked": 99.0, "took": 0.0}
+        now = {"event": "served", "t": 100.0 + took, "kernel": "k0", "asked": 100.0, "took": took}
+        told = judge.Told(0, 0, [now] if starts else [before, now])
         round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
         return judge.waits_too_long(Verdict(round_, [], 0.0, list(thrown)), [told])
 
     agent, redis = _lasting("agent-hang", 14.0), _lasting("redis-hang", 17.0)
     assert waits(5.0, agent) == []
     assert waits(6.0, agent), "KCOORD_AGENT_TIMEOUT is over"
+    assert waits(6.0, agent, starts=True) == [], "the rank may have begun to start this agent"
+    assert waits(20.0, agent, starts=True)
     assert waits(6.0, _lasting("agent-hang", 14.0, node=1)) == [], "its lease must end first"
     assert waits(8.0, _lasting("agent-hang", 14.0, node=1))
     assert waits(10.0, redis) == []

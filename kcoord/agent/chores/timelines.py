@@ -26,7 +26,6 @@ from kcoord.telemetry.spans import KEY_DIGITS, Span, checked, directory_name
 
 _MOST_JOBS = 64
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
-_LATELY = 60.0  # seconds before a job's first delivery; notices of that time may explain the job
 _ROOM_FOR_END = 4096  # bytes at the end of a full file
 
 
@@ -58,8 +57,6 @@ class Timelines:
         self._lines: Latest[str, _Line] = Latest(_MOST_JOBS)
         self._figures: Latest[str, Figures] = Latest(_MOST_JOBS)
         self._opened = 0
-        self._began, self._notices_read = time.time(), 0
-        self._events: list[span_files.AgentEvent] = []
         self._thread, self._store_thread = DiskThread("timelines"), DiskThread("timelines-store")
         self._saving = Chore(
             "time lines", self._thread, self._save, notices, wanted=self._has_more, last=self._save_end
@@ -130,37 +127,18 @@ class Timelines:
         self._opened += 1
         directory = span_files.roots(None, self._local_dir)[0] / directory_name(job)
         path = directory / f"{self._agent}-{self._opened}{span_files.SUFFIX}"
-        self._take_notices()
-        first = self._event(self._began, f"agent {self._agent} began", "begins").record()
-        line = _Line(bytearray(span_files.header(platform.node()) + first), path)
-        _append_events(line, [event for event in self._events if event.when > time.time() - _LATELY])
-        return line
-
-    def _event(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.AgentEvent:
-        return span_files.AgentEvent(when, platform.node(), text, what)
-
-    def _take_notices(self) -> None:
-        """Append to each job's file the agent's notices since the last time."""
-        lines, self._notices_read = self._notices.since(self._notices_read)
-        events = [self._event(time.time(), line) for line in lines]
-        self._events += events
-        for line in self._lines.values():
-            _append_events(line, events)
+        return _Line(bytearray(span_files.header(platform.node())), path)
 
     def _has_more(self) -> bool:
-        """True if there is anything to write, after the agent's notices are added."""
-        self._take_notices()
         return any(line.pending for line in self._lines.values())
 
     def _has_unshared(self) -> bool:
         return self._store is not None and any(line.unshared for line in self._lines.values())
 
     async def _save_end(self) -> None:
-        self._take_notices()
         for line in self._lines.values():
             if line.dropped:
                 line.pending += span_files.delivery(span_files.process_of(0, None), [], line.dropped)
-            _append_events(line, [self._event(time.time(), f"agent {self._agent} was told to end", "ends")])
         await self._save()
 
     async def _share_end(self) -> None:
@@ -219,9 +197,3 @@ class Timelines:
             self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(store, error))
             return False
         return True
-
-
-def _append_events(line: _Line, events: list[span_files.AgentEvent]) -> None:
-    for record in (event.record() for event in events):
-        if len(record) <= line.room:
-            line.pending += record

@@ -12,18 +12,11 @@ import os
 import re
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open
-from kcoord.keys.environment import Environment
-
 KEYS_ITS_TRACES = (0, 5)
 """The first release whose own cache does."""
 _SWITCH = "FLYDSL_RUNTIME_ENABLE_CACHE"
 """Set by users to switch FlyDSL's own cache on or off."""
 _DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
-_environment = Environment(
-    (_SWITCH, _DIRECTORY, "COMPILE_ONLY", "FLYDSL_COMPILE_BACKEND", "FLYDSL_COMPILE_LLVM_DIR"),
-)
-"""The variables of `_is_wanted`."""
 _LINKS = re.compile(r"\brocdl-attach-target\{[^}]*\bl=")
 _SHOWN = ("dump_ir", "dump_asm", "print_origin_ir", "print_after_all")
 
@@ -48,31 +41,19 @@ def of_user() -> str:
 
 
 class _Switch:
-    """FlyDSL's setting, off unless it is wanted. Each launch reads it, and a script may assign to it."""
+    """FlyDSL's setting, off unless the user has set it. Each launch reads it, and a script may assign to it."""
 
-    def __init__(self, native: Any, env: Any) -> None:
-        self._native, self._env = native, env
-        self._last: tuple[bytes | None, bool] = None, False
+    def __init__(self, native: Any) -> None:
+        self._native = native
 
     def __get__(self, settings: Any, kind: Any = None) -> Any:
-        if settings is None:
-            return self._native
-        token = _environment.token()
-        last = self._last
-        if last[0] != token:
-            last = self._last = token, _is_wanted(self._env)
-        return last[1] and self._native.__get__(settings, kind)
+        return self._native if settings is None else _SWITCH in os.environ and self._native.__get__(settings, kind)
 
 
 def switch_off_own_cache(env: Any) -> None:
-    """`env` is FlyDSL's module of settings, which are read live."""
-    kind = type(env.runtime)
-    kind.enable_cache = _Switch(vars(kind)["enable_cache"], env)
-
-
-@fails_open(lambda env: True)
-def _is_wanted(env: Any) -> bool:
-    """True if FlyDSL's own setting holds."""
+    """`env` is FlyDSL's module of settings. Where it fills a directory, or another compiler runs, it stays as it is."""
     fills = _DIRECTORY in os.environ and env.compile.compile_only
     is_elsewhere = env.compile.llvm_dir.strip() or os.environ.get("FLYDSL_COMPILE_BACKEND", "rocm") != "rocm"
-    return _SWITCH in os.environ or fills or bool(is_elsewhere)
+    if not (fills or is_elsewhere):
+        kind = type(env.runtime)
+        kind.enable_cache = _Switch(vars(kind)["enable_cache"])

@@ -212,7 +212,6 @@ def read_back(cluster: Cluster, story: Story) -> None:
     story.spans = json.loads(done.stdout)["spans"]
     events = json.loads(trace.read_text())["traceEvents"]
     assert len([e for e in events if e["ph"] == "X"]) == story.spans
-    assert {line["text"] for line in story.report["said"]} == {e["name"] for e in events if e["ph"] == "i"}
 
 
 def _in_store(cluster: Cluster) -> set[str]:

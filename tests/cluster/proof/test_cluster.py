@@ -76,12 +76,6 @@ def test_a_job_outlives_a_drained_agent_a_dead_node_that_comes_back_and_a_redis_
     read_back(nodes, story)
     assert (story.report["nodes"], story.report["ranks"]) == (["train-0", "train-1"], WORLD)
     assert (story.report["problems"], story.report["dropped"]) == ([], 0)
-    said = [(line["node"], line["text"]) for line in story.report["said"]]
-    for node, what in (
-        ("train-0", "was told to end"),
-        *((node, words) for node in ("train-0", "train-1") for words in ("Redis cannot be used", "Redis is back")),
-    ):
-        assert any(who == node and what in text for who, text in said), (node, what, said)
     assert JOB in story.page
 
 

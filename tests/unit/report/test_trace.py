@@ -12,16 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import pytest
-
-from kcoord.report.findings import findings_of
-from kcoord.report.page import page
 from kcoord.report.timeline import jobs, load_timeline
-from kcoord.report.trace import chrome_events, lanes
+from kcoord.report.trace import lanes
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
-from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import Process, Span, directory_name, job_of
 from tests.support.command import KCOORD
 from tests.support.command import kcoord as run
@@ -219,34 +213,3 @@ def test_rows_hold_no_overlap_whatever_overlaps() -> None:
     found = lanes(spans)
     assert sorted(map(id, spans)) == sorted(id(s) for row in found for s in row)
     assert all(before.end <= after.begin for row in found for before, after in pairwise(row))
-
-
-def test_events_of_agents_are_in_the_time_line(tmp_path: Path) -> None:
-    def agent(node: str, begins: float, *rest: AgentEvent) -> None:
-        path = save(tmp_path, "j", node, {0: [span("k", begins, 1.0)]}, f"{begins:g}")
-        said = [AgentEvent(1e9 + begins, node, f"agent {node}-{begins:g} began", "begins"), *rest]
-        path.write_bytes(path.read_bytes() + b"".join(each.record() for each in said))
-
-    agent(
-        "a", 1, AgentEvent(1e9 + 5, "a", "Redis cannot be used"), AgentEvent(1e9 + 9, "a", "it was told to end", "ends")
-    )
-    agent("a", 10)
-    agent("b", 2, AgentEvent(1e9 + 4, "b", "x" * 5000 + "<script>"))
-    timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
-    assert [(each.when - 1e9, each.node, each.text[:20]) for each in timeline.events] == [
-        (1.0, "a", "agent a-1 began"), (2.0, "b", "agent b-2 began"), (4.0, "b", "x" * 20), (5.0, "a", "Redis cannot be used"),
-        (9.0, "a", "it was told to end"), (10.0, "a", "agent a-10 began"),
-    ]  # fmt: skip
-    check({"displayTimeUnit": "ms", "traceEvents": list(chrome_events(timeline))})
-    text = page(timeline, findings_of(timeline), [])
-    assert "The agents" in text
-    assert "Redis cannot be used" in text
-
-
-@pytest.mark.parametrize("said", [1, [], [1.0, "told"], ["x", "told", "y"], [1.0, "told", 5], [-1.0, "told", "y"]])
-def test_what_no_agent_would_say_is_a_problem_of_its_file_alone(tmp_path: Path, said: Any) -> None:
-    path = save(tmp_path, "j", "a", {0: [span("k", 1, 1.0)]})
-    document = {"pid": 0, "rank": None, "spans": [], "dropped": 0, "said": said}
-    path.write_bytes(path.read_bytes() + msgpack.packb(document))
-    timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
-    assert (len(timeline.rows), len(timeline.problems), timeline.events) == (1, 1, [])
