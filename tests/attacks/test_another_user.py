@@ -27,7 +27,7 @@ from kcoord.files.private import check_tier, make_private
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.client import Lead, Ready
 from tests.support.agents import Node, key_of, stage
-from tests.support.command import KCOORD, as_json
+from tests.support.command import KCOORD, findings
 from tests.support.interpose import find_compiler
 from tests.support.sandbox import Sandbox
 
@@ -405,8 +405,8 @@ def test_a_launcher_leaves_triton_to_itself_and_says_so_once(sandbox: Sandbox, s
     done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, "-c", code, TRITON_CACHE_DIR=str(cache))
     assert json.loads(done.stdout) == [None, str(cache)]
     assert done.stderr.count(f"TRITON_CACHE_DIR={cache}: it belongs to user {OTHER}") == 1, done.stderr
-    findings = as_json(sandbox, "doctor", TRITON_CACHE_DIR=str(cache))["findings"]
-    (found,) = [each for each in findings if "TRITON_CACHE_DIR" in each["finding"]]
+    told = findings(sandbox, TRITON_CACHE_DIR=str(cache))
+    (found,) = [each for each in told if "TRITON_CACHE_DIR" in each["finding"]]
     assert (found["what"], found["state"]) == ("triton", "warn")
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks.cluster import earlier_job
 from benchmarks.cluster.node import content_of
-from benchmarks.cluster.play import Kernels, LightNodes, bound, play
+from benchmarks.cluster.play import Kernels, LightNodes, play
 from benchmarks.cluster.processes import ClusterError
-from benchmarks.cluster.table import recorded
 from benchmarks.nfs_model import NfsServer
 from tests.support import interpose
 from tests.support.living import those_within, words_of
@@ -49,15 +48,6 @@ def test_each_key_is_compiled_once_and_every_rank_ends_with_every_key(sandbox: S
     nothing_is_left(sandbox.root)
 
 
-def test_agents_of_several_nodes_share_a_process_and_are_a_cluster_all_the_same(sandbox: Sandbox) -> None:
-    found = play(sandbox.root, 5, 2, KERNELS, together=True, limit=60, in_a_process=2)
-    assert found.compiled == {name: 1 for name, _ in KERNELS}
-    assert found.reached == [10] * 10
-    assert (found.alone, found.said) == (0, [])
-    assert found.connections == 2 * 5
-    nothing_is_left(sandbox.root)
-
-
 @pytest.mark.skipif(interpose.find_compiler() is None, reason="no C compiler")
 def test_light_nodes_share_the_work_with_whole_ones_and_load_the_server_as_these_do(sandbox: Sandbox) -> None:
     server = NfsServer(sandbox.root / "server", sandbox.root / "store", 2.0)
@@ -84,12 +74,6 @@ def test_a_pack_of_an_earlier_job_spares_the_look_ups_of_each_kernel(sandbox: Sa
     assert found.requests < 8 * 10
 
 
-def test_a_cluster_that_takes_too_long_is_ended_with_an_error_that_says_so(sandbox: Sandbox) -> None:
-    with pytest.raises(ClusterError, match=r"1 of 1 nodes did not finish in time, node 0 among them"):
-        play(sandbox.root, 1, 1, [("endless", 600.0)], together=True, limit=4)
-    nothing_is_left(sandbox.root)
-
-
 def test_a_node_that_cannot_start_is_named_with_its_last_words(sandbox: Sandbox) -> None:
     (sandbox.root / "n1").write_text("in the way")
     with pytest.raises(
@@ -97,14 +81,6 @@ def test_a_node_that_cannot_start_is_named_with_its_last_words(sandbox: Sandbox)
     ):
         play(sandbox.root, 2, 1, KERNELS, together=True, limit=30)
     nothing_is_left(sandbox.root)
-
-
-def test_the_profile_is_300_kernels_longest_first() -> None:
-    kernels = recorded()
-    assert len({name for name, _ in kernels}) == 300
-    assert [s for _, s in kernels] == sorted((s for _, s in kernels), reverse=True)
-    assert bound(kernels, 1) == pytest.approx(sum(s for _, s in kernels))
-    assert bound(kernels, 10_000) == kernels[0][1]
 
 
 def test_a_dilation_finds_every_wait_of_kcoords_that_it_makes_longer(sandbox: Sandbox) -> None:

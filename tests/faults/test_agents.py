@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,16 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from kcoord.protocol import endpoint
 from kcoord.rank import client as rank_client
-from kcoord.rank import spawn
 from kcoord.rank.client import Alone, Lead, Ready
 from tests.support.agents import Node, end_agent, in_thread, key_of, stage, until, watching
-from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
-from tests.support.living import agents_of
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.support.waiting import pause
 
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
@@ -66,20 +59,6 @@ def is_whole(node: Node, name: str) -> bool:
 # Killed.
 
 
-def test_a_rank_that_starts_no_agent_asks_the_next_one_as_soon_as_it_is_there(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launcher or the kubelet starts it within a second. What takes long is to start one, or to wait for a hung one."""
-    monkeypatch.setattr(rank_client, "_RETRY_AFTER", 1e6)
-    agent, client = node.start(), node.client(spawn="0")
-    assert client.status()
-    end_agent(agent.pid)
-    assert isinstance(node.claim(client, "k"), Alone)
-    node.start()
-    until(lambda: client.status() is not None)
-    assert node.publish(client, node.lead(client, "k"), "k")
-
-
 @pytest.mark.smoke
 def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node, interposer: Interposer) -> None:
     agent = node.start(environ=interposer.environ)
@@ -102,44 +81,6 @@ def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node, in
         assert isinstance(answer, Ready)
     assert is_whole(node, "k"), "of two copies the first stays"
     assert not list((node.home("k").parent / ".kcoord" / "staging").iterdir())
-
-
-def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox: Sandbox) -> None:
-    """Under `kcoord exec`, which starts the next one on the same socket."""
-    keys, ranks, kills = 24, 4, 3
-    shell = "".join(
-        f'RANK={r} {sys.executable} {PROGRAMS / "generic_rank.py"} {keys} 0.05 & p="$p $!"; ' for r in range(ranks)
-    )
-    script = shell + "for x in $p; do wait $x || exit 1; done"
-    begun = sandbox.root / "begun"
-    job = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", script, BEGUN=str(begun))
-    dead: set[int] = set()
-    for _ in range(kills):
-        eventually(begun.exists, 60, "a rank compiles")
-        victim = agent_of(sandbox, dead)
-        with watching(victim) as ended:
-            os.kill(victim, signal.SIGKILL)
-            assert ended(20)
-        dead.add(victim)
-        begun.unlink(missing_ok=True)
-    done = finish(job)
-    assert done.returncode == 0, done.stderr
-    reports = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
-    assert [len(r["served"]) for r in reports] == [keys] * ranks
-    assert sum(len(r["compiled"]) for r in reports) <= keys + kills * ranks
-    assert done.stderr.count("is restarted") == kills
-    assert not list(sandbox.local.glob("*.sock"))
-
-
-def agent_of(sandbox: Sandbox, dead: set[int]) -> int:
-    found: list[int] = []
-
-    def look() -> bool:
-        found[:] = [agent.pid for agent in agents_of(sandbox.processes()) if agent.pid not in dead]
-        return bool(found)
-
-    eventually(look, what="an agent runs")
-    return found[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -191,41 +132,6 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
     assert node.publish(asker, again, "new")
     assert node.claim(asker, "k") == Ready("store"), "what was handed to it was not lost"
     assert is_whole(node, "k")
-
-
-COUNTING = """
-import kcoord
-from kcoord.rank import client as rank_client
-rank_client._RETRY_AFTER = 0.2
-coordinator = kcoord.connect()
-def compile(staging):
-    (staging / "kernel.txt").write_text("a kernel")
-for number in range(3):
-    artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", f"k{number}"), compile, scope=kcoord.Scope.TARGET)
-    say("has", text=(artifact.path / "kernel.txt").read_text())
-    listen()
-    until(lambda: time.monotonic() > coordinator._client._dead_until)
-coordinator.close()
-"""
-
-
-def test_what_a_rank_counts_while_the_agent_is_paused_arrives_later_and_once(node: Node) -> None:
-    agent = node.start()
-    rank = node.rank(COUNTING, KCOORD_JOB="paused")
-    assert rank.expect("has") == {"text": "a kernel"}
-    pause(agent)
-    rank.tell()
-    assert rank.expect("has") == {"text": "a kernel"}
-    agent.send_signal(signal.SIGCONT)
-    until(lambda: node.status()["clients"] == 1)  # it has seen that its old clients are gone
-    rank.tell()
-    assert rank.expect("has") == {"text": "a kernel"}
-    rank.tell()
-    assert rank.end() == 0
-    stats = node.client().stats("paused")
-    assert stats is not None
-    counters = stats["figures"]
-    assert (counters["requests"], counters["compiles"], counters["alone"]) == (3, 3, 1)
 
 
 def test_a_paused_agent_s_lease_ends_and_its_late_publish_harms_nothing(tmp_path: Path) -> None:
@@ -355,17 +261,6 @@ def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Nod
     assert node.publish(client, lead, "k")
     end_agent(pid)
     assert not node.path.exists()
-
-
-def test_a_supervised_agent_whose_log_is_on_a_full_disk_ends_with_code_0(node: Node) -> None:
-    with Path("/dev/full").open("wb") as full, endpoint.bind(node.path) as listener:
-        agent = spawn.start_process(listener, ["--parent", str(os.getpid())], node.settings, full.fileno())
-    client = node.client()
-    empty = stage(node.home("empty"))
-    (empty / "kernel.txt").unlink()
-    assert not client.publish(None, key_of("empty"), empty, node.home("empty"), 0.5, "")
-    agent.terminate()
-    assert agent.wait(20) == 0
 
 
 def test_an_agent_whose_log_cannot_be_made_is_started_without(node: Node) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import resource
 import socket
 import struct
 import threading
@@ -18,13 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent.connections import Connections
-from kcoord.errors import ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
 from kcoord.packs.recipe import Recipe
@@ -33,12 +30,9 @@ from kcoord.protocol import frames, identity, messages
 from kcoord.rank import client as client_module
 from kcoord.rank.client import AgentClient, Alone, Busy, Failed, Lead, Ready
 from kcoord.rank.coordinator import Coordinator
-from kcoord.report import span_reader
-from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.spans import Process, Span
 from tests.support.agents import Node, Wire, in_thread, key_of, lookup, offer, stage, until
-from tests.support.fuzzing import MOST_NESTED, changed, fuzz, nested, packed, replaced
+from tests.support.fuzzing import changed, fuzz, packed
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
@@ -136,40 +130,6 @@ def test_a_hello_that_was_altered_is_welcome_or_refused(node: Node, bystander: W
         wire.raw(framed(data.draw(changed(hello))))
         assert wire.frame()["op"] in ("welcome", "refused")
         assert served(bystander)
-
-
-def test_many_peers_that_send_half_a_frame_and_stay_hold_up_nobody() -> None:
-    hello = frames.encode_frame(identity.Identity(os.getpid(), None, None, "wire").hello())
-    with contextlib.ExitStack() as stack:
-        allow_files(stack, 512)  # which the agent inherits
-        node = stack.enter_context(Node())
-        node.start()
-        bystander = stack.enter_context(node.wire())
-        bystander.hello()
-        allow_files(stack, 4096)
-        with contextlib.ExitStack() as peers:
-            for number in range(1000):
-                wire = peers.enter_context(node.wire())
-                if number % 2:
-                    wire.raw(hello[: 1 + number % (len(hello) - 1)])
-                else:
-                    wire.raw(hello + struct.pack(">I", 1 << 20) + b"half")
-            until(lambda: bystander.ask({"op": "status"})["clients"] == 501)
-            client = node.client()
-            lead = node.claim(client, "k")
-            assert node.publish(client, lead, "k")
-            client.close()
-        until(lambda: bystander.ask({"op": "status"})["clients"] == 1)
-        assert "Traceback" not in (node.directory / "started.log").read_text()
-
-
-def allow_files(stack: contextlib.ExitStack, number: int) -> None:
-    """This process, and those that it starts, may open so many until the end of the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < number:
-        pytest.skip(f"this user may open {hard} files only: ulimit -Hn")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
-    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path: Path) -> None:
@@ -402,20 +362,6 @@ def test_a_part_of_a_profile_that_was_altered_is_skipped_with_a_line(
     assert all(isinstance(r, Recipe) for r in found)
 
 
-@given(data=st.data())
-@fuzz(150)
-def test_a_time_line_s_file_that_was_altered_is_read_as_far_as_it_goes(
-    data: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    span = Span.from_wire(SPAN)
-    whole = span_files.delivery(Process("", 1, 0), [span])
-    document = msgpack.unpackb(whole)
-    path = tmp_path_factory.mktemp("spans") / "a.spans"
-    path.write_bytes(span_files.header("node") + data.draw(changed(document)) + whole)
-    found = span_reader.read(path)
-    assert all(isinstance(s, Span) for _, spans in found.deliveries for s in spans)
-
-
 OUTCOMES = [
     {"state": "ready", "manifest": "ab" * 32}, {"state": "failed", "log": "ptxas: no", "where": "node 1"},
 ]  # fmt: skip
@@ -430,40 +376,3 @@ def test_a_lease_s_outcome_that_was_altered_is_read_or_is_none(data: Any) -> Non
 
 
 # What is nested so deeply that Python cannot print it; hypothesis raises the recursion limit, and would not find it.
-
-DEEP = nested(MOST_NESTED)
-
-
-@pytest.mark.parametrize("at", range(len(SPAN)))
-def test_a_span_with_a_value_that_is_nested_deeply_is_no_span(at: int) -> None:
-    with pytest.raises(ValueError, match=r"no|start of a digest"):
-        Span.from_wire(replaced(SPAN, (at,), DEEP))
-
-
-@pytest.mark.parametrize("name", ["protocol", "pid", "rank", "job", "op"])
-def test_a_hello_with_a_value_that_is_nested_deeply_is_none(name: str) -> None:
-    with pytest.raises(ProtocolError):
-        identity.Identity.from_hello({**identity.Identity(1, 0, 0, "j").hello(), name: DEEP})
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_an_outcome_with_a_value_that_is_nested_deeply_is_none(outcome: dict[str, Any]) -> None:
-    for name in outcome:
-        assert lease_files._parse(packed({**outcome, name: DEEP})) is None
-    assert lease_files._parse(packed(outcome)) is not None
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_with_a_value_that_is_nested_deeply_is_none(lied_to: tuple[Node, Liar], lie: dict[str, Any]) -> None:
-    node, liar = lied_to
-    for name in {**lie, "told": []}:
-        client = AgentClient(node.settings, Notices())
-        notices = [DEEP] if name == "told" else lie.get("told", [])
-        answer = framed(packed({**lie, name: DEEP, "told": notices}))
-        liar.say = lambda connection, answer=answer: connection.sendall(framed(packed(WELCOME)) + answer)  # type: ignore[misc]
-        told = in_thread(lambda c=client: CALLS["claim"](c, node)).result(20)
-        assert isinstance(told, MAY_BE["claim"])
-        if isinstance(told, Lead):
-            told.connection.close()
-        client.close()
-        liar.hang_up()

@@ -19,7 +19,7 @@ import pytest
 
 from kcoord.files.faults import store_error
 from tests.support.cluster import fill
-from tests.support.command import KCOORD, as_json, findings
+from tests.support.command import DOCTOR, KCOORD, findings
 from tests.support.interpose import find_compiler
 from tests.support.mounts import mounted, tmpfs
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
@@ -63,6 +63,7 @@ subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL)  # the disk fills up
 torch.testing.assert_close(torch.compile(lambda x: x.cos() * 2)(x), x.cos() * 2)
 print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 """
+_TRITON_ALONE = "of = doctor._examined; doctor._examined = lambda usable: of(c for c in usable if c.name == 'triton')"
 ONLY_TMPDIR = "import kcoord.default_dir as d; d._ELSEWHERE = ();"
 NOT_LOCAL = "import kcoord.mounts as m; m.LOCAL = m.LOCAL - {'ramfs'};"
 
@@ -278,7 +279,9 @@ def test_a_node_whose_directory_is_open_to_all_runs_its_part_without_kcoord(
 
 
 def test_doctor_finds_that_no_library_loads_from_the_place(sandbox: Sandbox, noexec: Path) -> None:
-    told = as_json(sandbox, "doctor", code=1, KCOORD_LOCAL_DIR=str(noexec / "named"))["findings"]
+    triton_alone = DOCTOR[1].replace("doctor._examined = lambda usable: ()", _TRITON_ALONE)
+    done = sandbox.run_kcoord("-c", triton_alone, "doctor", "--json", KCOORD_LOCAL_DIR=str(noexec / "named"))
+    told = json.loads(done.stdout)["findings"]
     (found,) = (f for f in told if f["state"] == "fail")
     assert "it is mounted noexec" in found["finding"]
     assert {f["state"] for f in told if "trial" in f["finding"]} == {"ok"}, "trials have a place of their own"

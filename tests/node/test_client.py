@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,31 +66,6 @@ def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object]
 
 
 # Threads.
-
-
-def test_threads_that_claim_different_keys_all_lead(node: Node) -> None:
-    client = node.client()
-
-    def compile(number: int) -> bool:
-        lead = node.lead(client, f"k{number}")
-        return node.publish(client, lead, f"k{number}")
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert all(pool.map(compile, range(4 * THREADS)))
-    assert [node.read(f"k{n}") for n in range(4 * THREADS)] == ["a kernel"] * 4 * THREADS
-    assert node.status()["clients"] <= THREADS + 1, "connections are used again"
-
-
-def test_threads_that_claim_one_key_have_one_leader(node: Node) -> None:
-    client = node.client()
-    for name in ("a", "b", "c"):
-        claims = [node.claiming(client, name) for _ in range(THREADS)]
-        node.until_waiting(name, THREADS - 1)
-        (first,) = wait(claims, 20, "FIRST_COMPLETED").done
-        assert node.publish(client, first.result(), name)
-        answers = [c.result(20) for c in claims]
-        assert sum(isinstance(a, Lead) for a in answers) == 1
-        assert sum(a == Ready("wait") for a in answers) == THREADS - 1
 
 
 def test_a_long_wait_holds_up_no_other_thread(node: Node) -> None:
@@ -407,10 +382,3 @@ def test_a_name_and_a_path_that_are_no_utf8_are_no_obstacle(node: Node) -> None:
     assert isinstance(lead := client.claim(key_of("k"), home), Lead)
     assert client.publish(lead, key_of("k"), stage(home), home, 0.5, "")
     assert (home / "kernel.txt").read_text() == "a kernel"
-
-
-def test_a_client_that_was_never_used_holds_nothing_and_starts_nothing() -> None:
-    with Node() as node:
-        AgentClient(Settings.from_environ({}, local_dir=str(node.directory)), Notices()).close()
-        assert node.agent_pids() == []
-        assert sorted(p.name for p in node.directory.iterdir()) == ["started.log"]

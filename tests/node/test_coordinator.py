@@ -16,7 +16,7 @@ import kcoord
 from kcoord.artifacts import local, verified
 from kcoord.artifacts.manifest import Origin
 from kcoord.backends.registry import compilers
-from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
+from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import BUSY, Busy, Compilation, Coordinator, Request
 from kcoord.settings import Settings
@@ -440,7 +440,6 @@ def here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 FACTOR = 3
-unstable = threading.local()
 
 
 def test_the_decorator_needs_no_arguments(here: Coordinator) -> None:
@@ -456,37 +455,6 @@ def build(config: dict[str, int], times: int = 2, *, staging: Path) -> None:
     (staging / "kernel.bin").write_text(str(config["size"] * times * FACTOR))
 
 
-def test_a_decorated_function_compiles_once_per_argument(here: Coordinator) -> None:
-    first = build({"size": 5})
-    assert (first.path / "kernel.bin").read_text() == "30"
-    assert build(config={"size": 5}, times=2) is first
-    assert (build({"size": 5}, 3).path / "kernel.bin").read_text() == "45"
-    assert build.__name__ == "build"
-
-
-def test_a_changed_global_is_an_error_that_names_it_until_it_is_changed_back(
-    here: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build({"size": 5})
-    with monkeypatch.context() as context:
-        context.setattr(f"{__name__}.FACTOR", 4)
-        with pytest.raises(kcoord.GlobalsDrift, match=r"FACTOR: 3 → 4.*on_drift"):
-            build({"size": 5})
-        with pytest.raises(kcoord.GlobalsDrift, match="FACTOR"):
-            build({"size": 6})
-    assert (build({"size": 5}).path / "kernel.bin").read_text() == "30"
-
-
-def test_a_changed_global_makes_a_new_key_on_request(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    @kcoord.compile_once(scope=TARGET, on_drift="rekey")
-    def scaled(size: int, *, staging: Path) -> None:
-        (staging / "kernel.bin").write_text(str(size * FACTOR))
-
-    assert (scaled(5).path / "kernel.bin").read_text() == "15"
-    monkeypatch.setattr(f"{__name__}.FACTOR", 4)
-    assert (scaled(5).path / "kernel.bin").read_text() == "20"
-
-
 def test_what_changes_during_the_compile_is_not_published(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     @kcoord.compile_once(scope=TARGET, ignore=["monkeypatch"])
     def torn(*, staging: Path) -> None:
@@ -497,27 +465,6 @@ def test_what_changes_during_the_compile_is_not_published(here: Coordinator, mon
     with pytest.raises(kcoord.GlobalsDrift, match="changes what it reads itself"):
         torn()
     assert not list(here.settings.local_dir.glob("objects/??/?*/kernel.bin"))
-
-
-def test_an_argument_without_a_stable_identity_is_an_error_that_names_it(here: Coordinator) -> None:
-    with pytest.raises(KeyFactorError, match=r"arguments.*__cache_signature__"):
-        build({"size": threading.local()})  # type: ignore[dict-item]
-
-
-def test_a_global_without_a_stable_identity_is_an_error_unless_it_is_ignored(here: Coordinator) -> None:
-    def reads(*, staging: Path) -> None:
-        (staging / "kernel.bin").write_text(str(unstable is None))
-
-    with pytest.raises(KeyFactorError, match=r"globals .*unstable"):
-        kcoord.compile_once(scope=TARGET)(reads)()
-    assert kcoord.compile_once(scope=TARGET, ignore=("unstable",))(reads)().path.exists()
-
-
-def test_a_function_without_staging_is_refused_when_it_is_decorated() -> None:
-    with pytest.raises(KeyFactorError, match="staging"):
-
-        @kcoord.compile_once()
-        def wrong(config: int) -> None: ...
 
 
 def test_connect_gives_one_coordinator_until_a_setting_changes(here: Coordinator, tmp_path: Path) -> None:

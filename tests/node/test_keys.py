@@ -11,7 +11,7 @@ import pytest
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.object import StoredObject
-from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Key, Trust, read_keys, split
+from kcoord.artifacts.signing import MANIFEST, VERIFIES_ONLY, Key, Trust, read_keys, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.packs.recipe_files import save_part
@@ -133,17 +133,6 @@ print("cryptography" in sys.modules)
 
 
 # --- a node that verifies and cannot sign ---
-
-
-def test_what_the_private_key_signed_verifies_and_nothing_else_does(pair: tuple[Path, Path]) -> None:
-    signer, verifier = (trust_of(path) for path in pair)
-    sealed = signer.seal(MANIFEST, b"text")
-    assert signer.seal(MANIFEST, b"text") == sealed, "equal content, equal bytes"
-    assert verifier.required
-    assert verifier.verifies(MANIFEST, sealed)
-    assert not verifier.verifies(PROFILE, sealed)
-    assert not verifier.verifies(MANIFEST, sealed[:-1] + b"!")
-    assert verifier.seal(MANIFEST, b"text") == b"text"
 
 
 def test_the_public_key_makes_no_signature(pair: tuple[Path, Path]) -> None:

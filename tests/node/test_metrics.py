@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import itertools
 import json
 import re
-import select
 import shutil
 import socket
 import socketserver
@@ -26,16 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.agent.http_server import HttpService
 from kcoord.agent.metrics import ANSWERS, BUCKETS, HISTOGRAMS, METRICS, OTHER, Metrics
-from kcoord.errors import SettingsError
 from kcoord.protocol import messages
 from kcoord.retention.local_collector import keeps_access_times
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Span
 from tests.support.agents import ROOT, SOON, Node, end_agent, hits, until
-from tests.support.command import KCOORD
 from tests.support.ports import reserve_port
-from tests.support.sandbox import Sandbox
 from tests.support.scrape import KEYS, RANKS, Job, Scraped, address_of, ask, run_job
 
 
@@ -138,20 +133,6 @@ def shared_address() -> Iterator[str]:
         yield address_of(node)
 
 
-def test_clients_that_say_nothing_take_no_claim_and_only_so_many_threads(node: Node) -> None:
-    address = address_of(node)
-    host, _, port = address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), SOON) for _ in range(20)]
-    try:
-        until(lambda: len(select.select(silent, [], [], 0)[0]) >= len(silent) - 16)  # these are closed at once
-        client = node.client()
-        assert node.publish(client, node.claim(client, "meanwhile"), "meanwhile")
-    finally:
-        for connection in silent:
-            connection.close()
-    until(lambda: _scrapes(address))
-
-
 def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent has as many files open as clients, and their end lets the scrape in."""
     looked: list[float] = []
@@ -168,13 +149,6 @@ def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(m
     until(lambda: service.bound)
     Scraped(str(service.bound))
     assert min(later - sooner for sooner, later in itertools.pairwise(looked)) > 0.1
-
-
-def _scrapes(address: str) -> bool:
-    try:
-        return Scraped(address).value("kcoord_clients") >= 0
-    except (ConnectionError, http.client.HTTPException):
-        return False
 
 
 def test_a_port_in_use_is_one_notice_and_the_job_goes_on_and_the_port_is_had_later() -> None:
@@ -217,16 +191,6 @@ def test_an_address_that_can_be_used_is_a_setting(value: str) -> None:
     found = Settings.from_environ({"KCOORD_METRICS": value}).metrics
     assert found == (None if not value else value if ":" in value else f"127.0.0.1:{value}")
     assert found is None or Settings.from_environ({"KCOORD_METRICS": found}).metrics == found
-
-
-def test_an_address_that_cannot_be_used_is_refused_in_one_line(sandbox: Sandbox) -> None:
-    for value in (":9464", "host", "host:", "::1:9464", "0.0.0.0:65536", "9464x", "-1"):
-        with pytest.raises(SettingsError, match="KCOORD_METRICS"):
-            Settings.from_environ({"KCOORD_METRICS": value})
-    done = sandbox.run_kcoord(*KCOORD, "agent", "--metrics", "host")
-    assert done.returncode == 2
-    assert done.stderr.startswith("kcoord: --metrics=")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def compiled(backend: str, seconds: float) -> Span:

@@ -159,11 +159,9 @@ STARTED = (
     [
         ("import torch, triton", {}, STARTED),
         ("import torch, triton", {"LOCAL_RANK": "1"}, ""),
-        ("import torch, triton", {"KCOORD_DISABLE": "1"}, ""),
-        ("import torch, triton, kcoord; kcoord.install()", {}, ""),
         ("import torch", {}, ""),
     ],
-    ids=["compiles", "is not the first rank", "is not to use it", "installs kcoord", "compiles nothing"],
+    ids=["compiles", "is not the first rank", "compiles nothing"],
 )
 def test_a_store_in_a_job_that_was_started_without_kcoord(
     sandbox: Sandbox, program: str, environment: dict[str, str], said: str

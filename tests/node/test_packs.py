@@ -140,22 +140,6 @@ def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
     assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
 
 
-def test_nodes_of_different_stages_have_one_pack(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store", packed=False)
-    stages = NAMES, [f"other {name}" for name in NAMES]
-    for name in stages[1]:
-        publish(store, name)
-    for names in stages:
-        with job(store.root) as node:
-            agent = node.start()
-            assert_loads(node, names, "store")
-            end_agent(agent.pid)
-    lose_objects(store)
-    with job(store.root) as node:
-        node.start()
-        assert_loads(node, [*stages[0], *stages[1]], "pack")
-
-
 def test_a_job_that_tells_its_agent_the_profile_later_uses_the_pack_too(tmp_path: Path) -> None:
     """The agent of a pod, or of several jobs."""
     store = filled(tmp_path / "store")

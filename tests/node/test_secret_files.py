@@ -217,21 +217,6 @@ def of_redis(sandbox: Sandbox, *, code: int = 0, **given: str) -> dict[str, str]
     return next(each for each in found if each["what"] == "Redis")
 
 
-def test_doctor_says_what_is_wrong_with_the_file(sandbox: Sandbox) -> None:
-    path = private(sandbox.root / "url", URL)
-    path.chmod(0o640)
-    given = {"KCOORD_REDIS_URL_FILE": str(path), "KCOORD_STORE": str(sandbox.root / "store")}
-    found = of_redis(sandbox, code=1, **given)
-    assert (found["state"], found["finding"]) == (
-        "fail",
-        f"KCOORD_REDIS_URL_FILE={path}: others may read or write it: chmod 600 (of a Kubernetes Secret: defaultMode: 0440)",
-    )
-    path.chmod(0o600)
-    found = of_redis(sandbox, code=1, **given)
-    assert found["state"] == "fail", "nobody listens there"
-    assert "see the finding, and KCOORD_REDIS_URL_FILE" in found["remedy"]
-
-
 # --- keys ---
 
 
@@ -344,14 +329,3 @@ def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_a
     (line,) = notices.since(0)[0]
     assert "the keys that were read before stay in use" in line
     assert "torn" not in line
-
-
-def test_a_key_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
-    path = private(tmp_path / "keys", f"k {A}")
-    trust = Trust.of(Settings.from_environ({"KCOORD_SIGNING_KEY_FILE": str(path)}))
-    trust.keys = {}
-    trust.read_again()
-    assert trust.keys == {}
-    os.utime(path, (1.0, 1.0))
-    trust.read_again()
-    assert list(trust.keys) == ["k"]

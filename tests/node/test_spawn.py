@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,16 +58,6 @@ def test_ten_processes_get_one_agent_although_a_dead_one_left_its_socket() -> No
         agent.wait()
         assert node.path.exists()
         assert len(ask_at_once(node, 10)) == 1
-        assert len(node.agent_pids()) == 1
-
-
-def test_threads_that_ask_at_once_get_one_agent() -> None:
-    with Node() as node:
-        client = node.client()
-        with ThreadPoolExecutor(10) as pool:
-            replies = list(pool.map(lambda _: client.status(), range(10)))
-        assert len({r["agent"] for r in replies if r}) == 1
-        assert all(replies)
         assert len(node.agent_pids()) == 1
 
 
@@ -216,24 +203,6 @@ def test_an_agent_of_another_user_is_not_trusted() -> None:
             endpoint.connect(node.path, 5)
         with pytest.raises(AgentUnavailable, match="user 65534"):
             spawn.find_or_start(node.settings)
-        node.path.unlink()
-
-
-def test_a_busy_agent_s_full_backlog_is_waited_for() -> None:
-    with Node() as node:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(node.path))
-            listener.listen(0)
-            first = endpoint.connect(node.path, 5)
-            made: list[socket.socket] = []
-            thread = threading.Thread(target=lambda: made.append(endpoint.connect(node.path, 10)))
-            thread.start()
-            accepted = [listener.accept()[0]]
-            accepted.append(listener.accept()[0])
-            thread.join(10)
-            assert len(made) == 1
-            for connection in (first, *made, *accepted):
-                connection.close()
         node.path.unlink()
 
 

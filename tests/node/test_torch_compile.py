@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 COMPILED = PROGRAMS / "compiled.py"
 _meetings = itertools.count()
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
-FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
+FOUR, TWO = ("ddp", "plain"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
 PASSED_OVER = ("ddp", "convolutions")  # units of DDPOptimizer, which no two ranks trace
 LONG = 400.0  # seconds; torch imports and compiles, beside other tests
 WORK = ("traces", "codegens", "libraries")

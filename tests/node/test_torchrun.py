@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kcoord_launch.arguments import add_flags, early_arguments
-from tests.support.living import agents_of, kill, words_of
+from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 pytest.importorskip("torch")
@@ -29,14 +28,6 @@ def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
     assert done.returncode == 0
     for flag in ("--nproc-per-node", "--rdzv-backend", "--max-restarts", "--kcoord-store", "--kcoord-redis-url"):
         assert flag in done.stdout.replace("_", "-")
-
-
-def test_a_typo_is_one_line_with_the_nearest_flag(sandbox: Sandbox) -> None:
-    done = sandbox.run_forked(*LAUNCH, "--kcoord-stroe", "/tmp", "train.py")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "did you mean --kcoord-store?" in done.stderr
-    assert not sandbox.processes()
 
 
 def test_it_says_its_version_and_torchs(sandbox: Sandbox) -> None:
@@ -181,19 +172,6 @@ def test_sigterm_ends_the_job_and_leaves_nothing(sandbox: Sandbox) -> None:
     eventually(lambda: not sandbox.processes())
 
 
-def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> None:
-    script = sandbox.root / "sleeps.py"
-    script.write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
-    job = sandbox.fork(*LAUNCH, "--nproc-per-node=1", script)
-    eventually(lambda: (sandbox.root / "up").exists() or job.poll() is not None, 60)
-    job.kill()
-    job.wait(30)
-    workers = [process for process in sandbox.processes() if "kcoord.agent" not in words_of(process)]
-    kill(workers)  # torchrun's own: not ours to reap
-    eventually(lambda: not sandbox.processes(), what="the agent saw its launcher end")
-    job.communicate()
-
-
 def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     environment = {"KCOORD_DISABLE": "1", "TRITON_CACHE_DIR": str(sandbox.root / "stock")}
     done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
@@ -220,31 +198,6 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     homes = {cubin.parent for cubin in sandbox.local.glob("triton/*/*.cubin")}
     assert len(homes) == 6
     assert all((home / "kcoord-manifest.msgpack").exists() for home in homes)
-
-
-def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox) -> None:
-    script = sandbox.root / "script.py"
-    script.write_text("print('it ran')")
-    bad = {
-        "KCOORD_STORE=/proc/nowhere": "create it",
-        "KCOORD_REDIS_URL=http://example": "redis://",
-        "KCOORD_LEASE_TTL=-3": "positive number of seconds",
-    }
-    for given, remedy in bad.items():
-        name, _, value = given.partition("=")
-        done = sandbox.run_forked(*LAUNCH, script, **{name: value})
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        (line,) = (line for line in done.stderr.splitlines() if line.startswith("kcoord:"))
-        assert name in line
-        assert remedy in line
-
-
-def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> None:
-    script = sandbox.root / "script.py"
-    script.write_text("import os; print('{\"store\": \"%s\"}' % os.environ['KCOORD_STORE'])")
-    flag = f"--kcoord-store={tmp_path / 'flag'}"
-    done = sandbox.run_forked(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
-    assert witnesses(done.stdout) == [{"store": str(tmp_path / "flag")}]
 
 
 def test_a_rendezvous_id_of_any_form_names_the_job() -> None:

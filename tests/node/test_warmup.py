@@ -71,20 +71,6 @@ def test_what_a_warm_up_finds_there_is_counted_when_it_is_used(sandbox: Sandbox)
     assert counters["saved_seconds"] < 2 * sum(r.seconds for r in found)
 
 
-def test_one_rank_alone_replays_all_of_it(sandbox: Sandbox) -> None:
-    """Only some ranks call it, whatever the world's size."""
-    give(sandbox, record(sandbox))
-    report = said(rank(sandbox, 2, 4, "warm", PROFILE="job"))["report"]
-    assert (report["compiled"], report["left"], report["failed"]) == (8, 0, [])
-
-
-def test_ranks_whose_lists_differ_compile_the_union_once(sandbox: Sandbox) -> None:
-    ranks = [rank(sandbox, n, 2, "pairs", str(count), SECONDS_EACH="0.1") for n, count in ((0, 10), (1, 6))]
-    reports = [said(r) for r in ranks]
-    assert sum(r["counters"]["compiles"] for r in reports) == 10
-    assert [len(r["texts"]) for r in reports] == [10, 6]
-
-
 def test_what_a_killed_rank_was_at_is_compiled_by_another(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
@@ -174,16 +160,6 @@ def test_a_process_that_is_killed_after_a_compile_has_recorded_it(sandbox: Sandb
     assert [r.call["args"] for r in load_profile(settings_of(sandbox), "job")] == [(1,)]
 
 
-def test_exec_records_under_the_name_that_it_is_given(sandbox: Sandbox) -> None:
-    command = [*KCOORD, "exec", "--profile", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
-    done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS))
-    assert done.returncode == 0, done.stderr
-    assert len(load_profile(settings_of(sandbox), "mine")) == 3
-    done = sandbox.run(*KCOORD, "exec", "--profile", "a/b", "--", "true")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "profile" in done.stderr
-
-
 @pytest.mark.parametrize("how", ["named by the command", "run by a shell script"])
 def test_exec_records_a_profile_that_nobody_named(sandbox: Sandbox, how: str) -> None:
     command = [sys.executable, str(PROGRAM), "use", "3"]
@@ -261,12 +237,6 @@ def test_a_process_of_the_command_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert gpus() == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus() == [{}]
-
-
-def test_an_empty_list_is_done_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
-    report = kcoord.warmup([])
-    assert (report.compiled, report.loaded, report.failed) == (0, 0, [])
 
 
 def test_a_profile_that_is_not_there_yet_is_told_and_fails_no_job(
@@ -360,15 +330,6 @@ def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, pro
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 
-def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -> None:
-    done = sandbox.run_kcoord(*KCOORD, "warmup", "none")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no profile 'none'" in done.stderr
-    done = sandbox.run_kcoord(*KCOORD, "warmup", "none", "--target", "sm_90")
-    assert done.returncode == 2
-    assert "cuda:90" in done.stderr
-
-
 def warned(done: subprocess.CompletedProcess[str]) -> list[str]:
     """What the command said, but for its progress."""
     return [line for line in done.stderr.splitlines() if not re.match(r"kcoord: warm-up \w+: \d+ of", line)]
@@ -399,22 +360,6 @@ def test_the_command_leaves_no_agent_behind(sandbox: Sandbox) -> None:
     assert "1 compiled" in done.stdout, done.stderr
     assert warned(done) == []
     assert not sandbox.processes()
-
-
-def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox: Sandbox) -> None:
-    call: dict[str, Any] = {"args": (5,), "kwargs": {}}
-    give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
-    command = [*KCOORD, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
-    done = json.loads(sandbox.run_kcoord(*command, PYTHONPATH=path(PROGRAMS)).stdout)
-    assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
-
-
-def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:
-    give(sandbox, [*record(sandbox, count=2), Recipe("tomorrow", "m", "f", {}, "", 5.0, 5)])
-    for more in ([], ["--json"]):
-        done = sandbox.run_kcoord(*KCOORD, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
-        assert done.returncode == 0
-        assert warned(done) == ["kcoord: m.f: this kcoord has no backend 'tomorrow'; its recipes are skipped"]
 
 
 def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_where_kcoord_is_off(

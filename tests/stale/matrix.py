@@ -44,26 +44,28 @@ def refused(outcomes: Outcomes, row: Row) -> bool:
     return row.refuses and outcomes[row.what]["call"].error.startswith("KeyFactorError: ")
 
 
-def check_the_change(row: Row, matrix: Matrix) -> None:
+def check(row: Row, matrix: Matrix) -> None:
+    """All that holds for every row, but for what a changed process is told."""
+    _differs(row, matrix)
+    _is_served_anew(row, matrix.raises.new, matrix.oracle.new)
+    _is_served_anew(row, matrix.rekeyed.same, matrix.oracle.same)
+    check_nothing_changed(row, matrix)
+
+
+def _differs(row: Row, matrix: Matrix) -> None:
     old, alive, edited = (code(o, row, "call") for o in (matrix.oracle.before, matrix.oracle.same, matrix.oracle.new))
-    assert alive != old
-    assert edited != old
+    assert alive != old, "the change in the process is none of the code"
+    assert edited != old, "the edit is none of the code"
 
 
-def check_a_new_process(row: Row, matrix: Matrix) -> None:
-    if not refused(matrix.raises.new, row):
-        served, true = code(matrix.raises.new, row, "call"), code(matrix.oracle.new, row, "call")
-        assert served == true
-
-
-def check_a_new_key(row: Row, matrix: Matrix) -> None:
-    outcomes = matrix.rekeyed.same
+def _is_served_anew(row: Row, outcomes: Outcomes, oracle: Outcomes) -> None:
     if not refused(outcomes, row):
-        served, true = code(outcomes, row, "call"), code(matrix.oracle.same, row, "call")
+        served, true = code(outcomes, row, "call"), code(oracle, row, "call")
         assert served == true
 
 
 def check_changed_back(row: Row, matrix: Matrix) -> None:
+    """The old code is served without a compile."""
     old = code(matrix.oracle.before, row, "call")
     for found in (matrix.raises, matrix.rekeyed):
         if refused(found.back, row):
@@ -77,7 +79,7 @@ def check_changed_back(row: Row, matrix: Matrix) -> None:
 
 
 def check_nothing_changed(row: Row, matrix: Matrix) -> None:
-    """Else every test here would hold for a cache that never hits."""
+    """Another process compiles nothing. Else every test here would hold for a cache that never hits."""
     found = matrix.raises
     if not refused(found.before, row):
         compiles = [o[row.what]["call"].compiles for o in (found.before, found.again)]

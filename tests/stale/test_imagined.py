@@ -28,41 +28,16 @@ def matrix() -> Iterator[Matrix]:
         yield matrix
 
 
-@by_row(ROWS)
-def test_the_change_is_one_of_the_code(row: Row, matrix: Matrix) -> None:
-    shared.check_the_change(row, matrix)
-
-
-KNOWN = [row for row in ROWS if row.what not in BEYOND]
-
-
-@by_row(KNOWN)
-def test_a_new_process_is_served_the_new_code(row: Row, matrix: Matrix) -> None:
-    shared.check_a_new_process(row, matrix)
-
-
-@by_row(KNOWN)
-def test_a_changed_process_that_makes_a_new_key_is_served_the_new_code(row: Row, matrix: Matrix) -> None:
-    shared.check_a_new_key(row, matrix)
-
-
-@by_row(KNOWN)
-def test_a_changed_process_is_told_of_the_drift_or_served_the_new_code(row: Row, matrix: Matrix) -> None:
+@by_row([row for row in ROWS if row.what not in BEYOND])
+def test_what_a_fresh_process_would_compile_is_served_or_a_drift_is_told(row: Row, matrix: Matrix) -> None:
+    shared.check(row, matrix)
+    if row.what not in COMPILED_AGAIN:
+        shared.check_changed_back(row, matrix)
     outcomes = matrix.raises.same
     error = outcomes[row.what]["call"].error
     if not (error.startswith("GlobalsDrift: ") or shared.refused(outcomes, row)):
         served, true = code(outcomes, row, "call"), code(matrix.oracle.same, row, "call")
         assert served == true
-
-
-@by_row([row for row in KNOWN if row.what not in COMPILED_AGAIN])
-def test_changed_back_it_is_served_the_old_code_without_a_compile(row: Row, matrix: Matrix) -> None:
-    shared.check_changed_back(row, matrix)
-
-
-@by_row(ROWS)
-def test_with_nothing_changed_another_process_compiles_nothing(row: Row, matrix: Matrix) -> None:
-    shared.check_nothing_changed(row, matrix)
 
 
 def test_nothing_goes_wrong_inside(matrix: Matrix) -> None:
@@ -72,6 +47,7 @@ def test_nothing_goes_wrong_inside(matrix: Matrix) -> None:
 @by_row([row for row in ROWS if row.what in BEYOND])
 def test_a_limit_is_one_still(row: Row, matrix: Matrix) -> None:
     """Else its row belongs to the others, and docs/keys.md says too much."""
+    shared.check_nothing_changed(row, matrix)
     served = [code(outcomes, row, "call") for outcomes in (matrix.rekeyed.same, matrix.raises.new)]
     true = [code(outcomes, row, "call") for outcomes in (matrix.oracle.same, matrix.oracle.new)]
     assert served != true

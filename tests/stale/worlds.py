@@ -94,7 +94,7 @@ class World:
         for row in self._rows:
             row.write(tree, state == "after")
         arguments = ("-m", "tests.stale.child", self._table, tree, state, *steps)
-        done = finish(self._box.fork(*arguments, preload=self._preload, **self._variables))
+        done = finish(self._box.fork(*arguments, preload=self._preload, **self._variables), timeout=600)
         assert done.returncode == 0, done.stderr
         self._stderr += [line for line in done.stderr.splitlines() if " kernels: " not in line]
         return _parse(json.loads(done.stdout.splitlines()[-1]), steps.count("compile"))

@@ -108,10 +108,6 @@ class Cluster:
     def compiles(self, name: str) -> int:
         return sum(told["compiled"] for told in self.ask(name))
 
-    def of_node(self, number: int) -> list[Rank]:
-        each = len(self.ranks) // len(self.nodes)
-        return self.ranks[number * each : (number + 1) * each]
-
     def logs(self) -> list[str]:
         return [(node.directory / "started.log").read_text() for node in self.nodes]
 

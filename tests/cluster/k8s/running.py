@@ -83,11 +83,6 @@ class RunningPod:
                             path.chmod(0o770)
                             os.chown(path, 0 if self._prefix else -1, user if self._prefix else -1)  # fsGroup
 
-    def change_secrets(self, **changed: str) -> None:
-        """As the kubelet does, a while after somebody has changed the Secret. Names are keys with ``_`` for ``-``."""
-        self._secrets = {**self._secrets, **{name.replace("_", "-"): text for name, text in changed.items()}}
-        self._project_secrets()
-
     def _project_secrets(self) -> None:
         """The volumes of Secrets: root's, with the pod's fsGroup. Files are links to ``..data``, a link that is renamed."""
         mounts = [mount for container in self._pod.containers for mount in container["volumeMounts"]]

@@ -20,6 +20,7 @@ from kcoord.packs.pack_files import packs_of
 from tests.cluster.k8s.manifests import checkout, kustomized, objects, pods
 from tests.cluster.k8s.promises import SECRETS
 from tests.cluster.k8s.running import USER, RunningPod
+from tests.support.command import DOCTOR
 from tests.support.packs import listed_in
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
@@ -95,17 +96,6 @@ def test_the_probes_and_a_job_of_two_ranks(pod: RunningPod) -> None:
     ended(agent)
     assert not pod.socket.exists()
     assert len(listed_in(Store(store), packs_of(store, "train")[0])) == KERNELS
-
-
-def test_the_next_pods_agent_reads_the_pack_before_its_trainer_asks(pod: RunningPod) -> None:
-    agent = started(pod)
-    assert finish(rank(pod, 0, 5)).returncode == 0
-    ended(agent)
-    shutil.rmtree(pod.node)  # the emptyDir of another pod
-    agent = started(pod)
-    (report,) = reports(finish(rank(pod, 0, 5)).stdout)
-    assert (report["counters"]["pack_hits"], report["compiled"]) == (5, [])
-    ended(agent)
 
 
 def test_on_a_disk_of_the_node_copies_outlive_the_pod_and_pods_share_them(
@@ -195,7 +185,7 @@ def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_sec
 def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod, secrets: dict[str, str]) -> None:
     agent = started(pod)
     assert finish(rank(pod, 0, 1)).returncode == 0
-    doctor = finish(pod.start("kcoord-agent", command=["kcoord", "doctor", "--json"]))
+    doctor = finish(pod.start("kcoord-agent", command=["python", *DOCTOR, "--json"]))
     found = {each["what"]: each for each in json.loads(doctor.stdout)["findings"]}
     key_id = secrets["signing-key"].split()[0]
     assert found["trust"]["finding"] == f"require: the key {key_id} signs"
@@ -203,30 +193,6 @@ def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod
     verified = finish(pod.start("kcoord-agent", command=["kcoord", "verify"]))
     assert verified.returncode == 0, verified.stdout
     ended(agent)
-
-
-def test_a_signing_key_that_is_added_to_the_secret_signs_without_a_new_pod(
-    pod: RunningPod, secrets: dict[str, str]
-) -> None:
-    looks_often = "from kcoord.agent.services import signing_keys; signing_keys.__defaults__ = (0.1,)"
-    pod.path("/kcoord/site").mkdir()
-    pod.path("/kcoord/site/sitecustomize.py").write_text(looks_often)
-    pod.path("/kcoord/site").chmod(0o755)
-    path = pod.environment(pod.container("kcoord-agent"))["PYTHONPATH"]
-    agent = started(pod, PYTHONPATH=f"{pod.path('/kcoord/site')}:{path}")
-    assert finish(rank(pod, 0, 1)).returncode == 0
-    store = Store(pod.path("/kcoord-store"))
-    eventually(lambda: len(store.manifests()) == 1, what="it is published")
-    pod.change_secrets(signing_key=f"new {'c' * 64}\n{secrets['signing-key']}")
-
-    def signed_by_the_new_one() -> bool:
-        numbers = len(store.manifests()) + 1
-        assert finish(rank(pod, 0, numbers)).returncode == 0
-        eventually(lambda: len(store.manifests()) == numbers, what="it is published")
-        return any(b"\xa3new" in path.read_bytes()[:92] for path in store.root.glob("v2/objects/??/*"))
-
-    eventually(signed_by_the_new_one, 60, what="new keys are taken")
-    assert "new signing keys: new signs" in ended(agent)
 
 
 def test_the_nightly_job_has_the_key_and_not_the_password(pod: RunningPod, secrets: dict[str, str]) -> None:
@@ -262,29 +228,6 @@ def test_a_command_that_is_a_containers_first_process_ends_when_it_is_told_to() 
             started.kill()
 
 
-def test_a_rank_that_is_killed_is_followed_by_the_next_one(pod: RunningPod) -> None:
-    """With pids apart, as in a pod by default, the agent learns it from a descriptor that the rank sent.
-
-    With pids that they share: `tests/faults/test_ranks.py`.
-    """
-    apart = ("unshare", "--pid", "--fork", "--kill-child")
-    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
-        pytest.skip("this user may not make pid namespaces")
-    agent = started(pod, *apart)
-    begun = pod.path("/kcoord/begun")
-    first = rank(pod, 0, 1, 600, *apart, BEGUN=str(begun))
-    eventually(begun.exists, what="the first rank compiles")
-    second = rank(pod, 1, 1, 0, *apart)
-    eventually(lambda: [f["waiting"] for f in status(pod)["flights"]] not in ([], [[]]), what="the second one waits")
-    psutil.Process(first.pid).children()[0].kill()
-    (report,) = reports(finish(second, 60).stdout)
-    assert report["compiled"] == [0]
-    finish(first)
-    (leader,) = psutil.Process(agent.pid).children()
-    leader.terminate()
-    finish(agent)
-
-
 def test_a_socket_that_a_killed_agent_left_is_replaced(pod: RunningPod) -> None:
     ended(started(pod), signal.SIGKILL)
     assert pod.socket.exists()
@@ -299,21 +242,6 @@ def test_an_agent_that_hangs_fails_its_liveness_probe(pod: RunningPod) -> None:
     pause(agent)
     assert pod.probe("kcoord-agent", "livenessProbe") == 1
     agent.send_signal(signal.SIGCONT)
-    ended(agent)
-
-
-def test_publishes_finish_and_leases_are_released_when_the_agent_is_told_to_end(pod: RunningPod) -> None:
-    agent = started(pod)
-    begun = pod.path("/kcoord/begun")
-    compiles = rank(pod, 0, 1, 600, BEGUN=str(begun))
-    eventually(begun.exists, what="the rank compiles")
-    ended(agent)
-    agent = started(pod)  # with a lease that lasts 15 s it would have to wait
-    second = finish(rank(pod, 1, 1))
-    assert reports(second.stdout)[0]["compiled"] == [0]
-    compiles.kill()
-    finish(compiles)
-    assert Store(pod.path("/kcoord-store")).manifests(), "and what it compiled is in the store"
     ended(agent)
 
 
@@ -336,22 +264,6 @@ def test_an_agent_that_cannot_work_does_not_keep_the_pod_from_starting(
     assert reports(trainer.stdout)[0]["compiled"] == [0, 1]
     assert agent.poll() is None, "it would be restarted over and over"
     assert said in ended(agent)
-
-
-def test_a_store_that_is_not_there_yet_is_used_once_it_is(pod: RunningPod) -> None:
-    store = pod.path("/kcoord-store")
-    hidden = store.with_name("hidden")
-    store.rename(hidden)
-    store.write_text("no directory")
-    agent = started(pod)
-    assert "the store cannot be used" in status(pod)["notices"][0]
-    assert finish(rank(pod, 0, 1)).returncode == 0, "it keeps its kernel"
-    store.unlink()
-    hidden.rename(store)
-    eventually(lambda: "is back" in " ".join(status(pod)["notices"]), 30, what="the agent tries again")
-    assert finish(rank(pod, 0, 2)).returncode == 0
-    eventually(lambda: Store(store).manifests(), what="it is published")
-    ended(agent)
 
 
 def test_a_launcher_beside_a_sidecar_starts_no_agent(pod: RunningPod) -> None:

@@ -29,7 +29,7 @@ def nodes(sandbox: Sandbox) -> Iterator[Cluster]:
 def test_a_job_records_what_it_needs_and_the_next_one_has_it_from_its_pack(nodes: Cluster) -> None:
     """The first job is run by the manifest's own command: torchrun's ranks of both nodes meet at ``train-0.train``."""
     pytest.importorskip("torch")
-    ranks = 2  # of a node, each of which imports torch
+    ranks = 1  # of a node, which imports torch
     changed = {"--nproc-per-node=8": [f"--nproc-per-node={ranks}"], "train.py": [str(TRAIN), str(_FEW)]}
     for node in nodes.nodes:
         node.new_pod("indexed-job", changed)

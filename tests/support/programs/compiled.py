@@ -87,10 +87,6 @@ def plain() -> tuple[nn.Module, Any]:
     return (model := stack(16)), torch.compile(model)
 
 
-def retained() -> tuple[nn.Module, Any]:
-    return (model := stack(40)), torch.compile(model)
-
-
 def ddp() -> tuple[nn.Module, Any]:
     return (model := stack(64)), torch.compile(distributed(model))
 
@@ -137,7 +133,7 @@ def dynamic() -> tuple[nn.Module, Any]:
 
 
 MODELS = {
-    "plain": plain, "retained": retained, "ddp": ddp, "convolutions": convolutions, "regional": regional, "fsdp": fsdp,
+    "plain": plain, "ddp": ddp, "convolutions": convolutions, "regional": regional, "fsdp": fsdp,
     "activated": activated, "cast": cast, "dynamic": dynamic,
 }  # fmt: skip
 
@@ -197,8 +193,6 @@ def train(name: str) -> dict[str, Any]:
         width = 6 * WIDTH // BATCH if name == "convolutions" else WIDTH
         inputs = torch.linspace(-1, 1, batch * width).reshape(batch, width) * step
         loss = compiled(inputs).square().mean()
-        if name == "retained":
-            loss.backward(retain_graph=True)
         loss.backward()
         losses.append(loss.item().hex())
     gradients = hashlib.sha256()

@@ -91,7 +91,7 @@ def main() -> None:
         module = model
         if variant == "ddp":
             dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 10
-            module = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 / 1024)
+            module = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 / 8)
         compiled = torch.compile(module)
         for name in wanted["steps"]:
             found = peak(model, compiled, variant) if name == "measured" else step(name, model, compiled, variant)

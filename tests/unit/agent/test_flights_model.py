@@ -19,7 +19,7 @@ from kcoord.agent.flights import Claimant, Flight, Flights, State
 from kcoord.latest import Latest
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
-from tests.support.fuzzing import fuzz_machine
+from tests.support.fuzzing import fuzz_machine, is_long
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
 
@@ -468,9 +468,10 @@ def finish(server: Server, finished: set[int]) -> None:
     finished.update(passed)
 
 
-DEPTH = 8
+DEPTH = 8 if is_long() else 7
 
 
+@pytest.mark.fuzz
 def test_every_order_of_events_for_three_claims_of_one_key() -> None:
     level = [(Server(), ())]  # type: list[tuple[Server, tuple[Any, ...]]]
     seen, finished = {fingerprint(level[0][0])}, set[int]()
@@ -503,4 +504,4 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
     assert hedged == outcomes, "a state in which nobody was ever hedged"
     assert overdue == outcomes, "a state in which no wait was ever too long"
     assert waited_in_vain, "no node was ever waited for in vain"
-    assert len(seen) > 60_000, "the exploration has become shallow"
+    assert len(seen) > 20_000, "the exploration has become shallow"

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kcoord.artifacts import local
 from kcoord.artifacts.local import Artifact
@@ -45,19 +43,6 @@ def published(home: Path, files: dict[str, bytes] = FILES, key: CacheKey = KEY) 
 def left_in(home: Path, what: str) -> list[Path]:
     directory = home.parent / ".kcoord" / what
     return sorted(directory.iterdir()) if directory.exists() else []
-
-
-def test_what_is_published_is_found_with_every_byte(tmp_path: Path) -> None:
-    home = tmp_path / "artifact"
-    artifact = published(home)
-    assert artifact == local.open_artifact(home, KEY.digest)
-    assert artifact.path == home
-    assert artifact.key == KEY
-    assert artifact.manifest.compile_seconds == 2.0
-    assert artifact.manifest.origin == ORIGIN
-    assert {e.name: (home / e.name).read_bytes() for e in artifact.manifest.files} == FILES
-    assert local.read_contents(artifact) == FILES
-    assert left_in(home, "staging") == []
 
 
 def test_what_is_published_while_it_is_looked_for_is_not_taken_for_torn(
@@ -142,33 +127,6 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path, damage: object) -> None:
     assert not local.is_whole(home, KEY.digest)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([*sorted(FILES), MANIFEST_NAME]), st.integers(0), st.integers(1, 255), st.booleans())
-def test_a_flipped_byte_anywhere_is_refused_or_the_files_are_as_published(
-    tmp_path: Path, name: str, position: int, mask: int, truncate: bool
-) -> None:
-    home = tmp_path / "fuzzed"
-    if not home.exists():
-        published(home)
-    path = home / name
-    whole = path.read_bytes()
-    content = bytearray(whole)
-    if truncate:
-        del content[position % len(content) :]
-    else:
-        content[position % len(content)] ^= mask
-    try:
-        path.write_bytes(content)
-        artifact = local.open_artifact(home, KEY.digest)
-    except ArtifactInvalid:
-        return
-    finally:
-        path.write_bytes(whole)
-    assert name == MANIFEST_NAME, "content that was altered is never accepted"
-    assert artifact is not None
-    assert {e.name: (home / e.name).read_bytes() for e in artifact.manifest.files} == FILES
-
-
 def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
     artifact = published(tmp_path / "artifact")
     _flip(artifact.path)
@@ -177,44 +135,6 @@ def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
     (artifact.path / "sub/lib.so").unlink()
     with pytest.raises(ArtifactInvalid):
         local.read_contents(artifact)
-
-
-def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_were_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "artifact"
-    published(home, {**FILES, "group.json": GROUP})
-    read, seen = local.read_plain, []
-
-    def noted(path: str, most: int, **how: Any) -> bytes:
-        seen.append(Path(path).relative_to(home).as_posix())
-        return read(path, most, **how)
-
-    monkeypatch.setattr(local, "read_plain", noted)
-    found = local.contents_at(home, KEY.digest)
-    assert found is not None
-    assert found[1] == {**FILES, "group.json": GROUP}
-    assert sorted(seen) == sorted([MANIFEST_NAME, *FILES, "group.json"])
-    _flip(home)
-    with pytest.raises(ArtifactInvalid):
-        local.contents_at(home, KEY.digest)
-
-
-def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, read, seen = tmp_path / "artifact", local.read_plain, []
-
-    def noted(path: str | Path, most: int, **how: Any) -> bytes:
-        seen.append(str(path))
-        return read(path, most, **how)
-
-    staging = stage(home)
-    for module in ("local", "describe"):
-        monkeypatch.setattr(f"kcoord.artifacts.{module}.read_plain", noted)
-    ours = local.publish_local(staging, home, KEY, 1.0, ORIGIN)
-    assert sorted(seen) == sorted(str(staging / name) for name in FILES)
-    assert local.open_artifact(home, KEY.digest) == ours
 
 
 @pytest.mark.parametrize("name", [MANIFEST_NAME, "kernel.json"])
@@ -276,16 +196,6 @@ def test_the_placeholder_in_a_file_that_is_no_json_is_left_alone(tmp_path: Path)
     assert (artifact.path / "kernel.bin").read_bytes() == b"x" + HOME_PLACEHOLDER
 
 
-def test_a_file_that_names_its_home_in_full_is_as_relocatable(tmp_path: Path) -> None:
-    """An agent that was killed between settling the files and the rename leaves them like this; the rank publishes them."""
-    home = tmp_path / "there" / "artifact"
-    artifact = published(home, {"group.json": GROUP.replace(HOME_PLACEHOLDER, bytes(home))})
-    assert local.read_contents(artifact)["group.json"] == GROUP
-    mixed = GROUP + bytes(tmp_path / "there" / "mixed")
-    artifact = published(tmp_path / "there" / "mixed", {"group.json": mixed})
-    assert local.is_whole(artifact.path, KEY.digest)
-
-
 def test_files_that_could_not_be_published_can_be_adopted_where_they_are(tmp_path: Path) -> None:
     home = tmp_path / ("long" * 64)
     staging = stage(home, {**FILES, "group.json": GROUP})
@@ -343,17 +253,6 @@ def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path: Path, monkeypa
 
 
 # --- what is staged ---
-
-
-def test_an_empty_staging_directory_is_refused(tmp_path: Path) -> None:
-    home = tmp_path / "artifact"
-    for files in ({}, {"sub/x": b""}):
-        staging = stage(home, files)
-        if files:
-            (staging / "sub/x").unlink()
-        with pytest.raises(ArtifactInvalid, match="wrote no file"):
-            local.publish_local(staging, home, KEY, 1.0, ORIGIN)
-    assert not home.exists()
 
 
 def _link_to_file(staging: Path) -> None:
@@ -431,12 +330,6 @@ def test_a_reader_of_a_quarantined_artifact_reads_on(tmp_path: Path) -> None:
 # --- directories ---
 
 
-def test_a_private_directory_is_made_for_this_user_alone(tmp_path: Path) -> None:
-    private.make_private(tmp_path / "a" / "b")
-    private.make_private(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's directory")
 def test_another_users_directory_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
@@ -464,14 +357,6 @@ def test_a_quota_that_no_call_shows_is_found_by_writing(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "write_bytes", over_quota)
     assert not local.takes_files(staging, 1)
     assert left_in(tmp_path / "artifact", "staging") == [staging]
-
-
-def test_staging_directories_are_private_and_never_shared(tmp_path: Path) -> None:
-    home = tmp_path / "artifact"
-    made = [local.new_staging(home) for _ in range(20)]
-    assert len(set(made)) == 20
-    assert all(m.stat().st_mode & 0o777 == 0o700 for m in made)
-    assert all(m.stat().st_dev == tmp_path.stat().st_dev for m in made)
 
 
 _KILLED_WHILE_PUBLISHING = """
@@ -516,23 +401,6 @@ def test_directories_above_a_named_cache_that_are_made_are_not_open_whatever_the
 
 
 # --- right after its agent has published it ---
-
-
-def test_what_was_published_this_moment_is_had_without_a_look_at_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    artifact = published(home)
-    read: list[str] = []
-    real = local.read_plain
-
-    def noted(path: str | Path, *rest: Any, **named: Any) -> bytes:
-        read.append(Path(path).name)
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(local, "read_plain", noted)
-    assert local.published(home, KEY.digest) == artifact
-    assert read == [MANIFEST_NAME]
 
 
 def test_what_was_published_and_is_gone_torn_or_another_keys_is_not_had(tmp_path: Path) -> None:

@@ -254,16 +254,6 @@ def test_a_newer_host_loads_a_library_of_an_older_one(settings: Settings) -> Non
         assert newer.ask(refuse).path == built.path
 
 
-def test_an_artifact_without_needs_costs_no_look_at_the_host(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kcoord.rank.coordinator.unmet", refuse)
-    with Rank(settings) as rank:
-        rank.ask(lambda staging: (staging / "kernel.cubin").write_bytes(b"code"))
-    with Rank(settings) as rank:
-        rank.ask(refuse)
-
-
 # --- keys ---
 
 

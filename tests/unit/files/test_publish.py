@@ -14,12 +14,11 @@ import pytest
 
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
-from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.files.rename import set_aside
 from kcoord.keys import CacheKey
-from tests.support.mounts import mounted, read_only, tmpfs
+from tests.support.mounts import tmpfs
 
 _ROOT = Path(__file__).parents[3]
 KEY = CacheKey.of("test", "kernel", source="x")
@@ -221,74 +220,6 @@ def test_a_disk_that_fills_up_while_files_are_settled_leaves_them_whole(tmp_path
             local.publish_local(staging, home, KEY, 1.0, ORIGIN)
         assert (staging / "group.json").read_bytes() == group
         assert not home.exists()
-
-
-def test_erofs_is_told_with_its_remedy(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    publish(tmp_path / "disk" / "old")
-    with mounted(tmp_path / "disk", "--bind", str(tmp_path / "disk")) as disk:
-        staging = stage(disk / "home")
-        read_only(disk)
-        with pytest.raises(StoreError, match="read-only file system: mount it read-write"):
-            local.publish_local(staging, disk / "home", KEY, 1.0, ORIGIN)
-        with pytest.raises(StoreError, match="read-only file system"):
-            local.new_staging(disk / "home")
-        with pytest.raises(StoreError, match="read-only file system"):
-            Store(disk / "store").open()
-        with pytest.raises(StoreError, match="read-only file system"):
-            local.quarantine(disk / "old")
-        assert local.open_artifact(disk / "old", KEY.digest) is not None, "what is there can be read"
-
-
-_AS_NOBODY = """
-import os, sys
-from pathlib import Path
-from kcoord.artifacts import local
-from kcoord.artifacts.store import Store
-from kcoord.errors import StoreError
-from kcoord.files import private
-from tests.unit.files.test_publish import KEY, ORIGIN, stage
-open_directory, closed = Path(sys.argv[1]), Path(sys.argv[2])
-os.setgid(65534); os.setuid(65534)
-staging = stage(open_directory / "home")
-for attempt in (
-    lambda: local.publish_local(staging, closed / "home", KEY, 1.0, ORIGIN),
-    lambda: local.new_staging(closed / "home"),
-    lambda: private.make_private(closed / "mine"),
-    lambda: Store(closed / "store").open(),
-):
-    try:
-        attempt()
-    except StoreError as error:
-        print(error)
-assert (staging / "kernel.cubin").read_bytes() == b"content"
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="root drops its privileges here; another user's would need a second user")
-def test_eacces_is_told_with_its_remedy(tmp_path_factory: pytest.TempPathFactory) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to other users
-        root = Path(directory)
-        root.chmod(0o755)
-        (root / "open").mkdir()
-        os.chown(root / "open", 65534, 65534)
-        (root / "closed").mkdir(0o755)
-        done = subprocess.run(
-            [sys.executable, "-c", _AS_NOBODY, str(root / "open"), str(root / "closed")],
-            env={**os.environ, "PYTHONPATH": str(_ROOT), "HOME": directory},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        if "Permission" in done.stderr and "kcoord" not in done.stderr:
-            pytest.skip("the unprivileged user cannot run this Python")
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert len(lines) == 4
-        assert all("permission denied: let this user read and write it" in line for line in lines)
-        assert all(str(root / "closed") in line for line in lines)
 
 
 @pytest.mark.parametrize(

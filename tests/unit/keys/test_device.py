@@ -77,18 +77,6 @@ def test_gpus_that_are_unhidden_before_cuda_is_initialized_are_seen(cuda: Cuda) 
     assert current_device().target.arch == 90
 
 
-def test_a_torch_without_gpu_support_is_not_asked(cuda: Cuda) -> None:
-    sys.modules["torch"].version = SimpleNamespace(cuda=None, hip=None)
-    assert current_device() == CPU
-    assert model_of(DeviceKey(GPUTarget("cuda", 90, 32), 0)) == CPU.target.arch
-    assert cuda.asked == []
-
-
-def test_the_torch_of_this_machine_gives_what_its_build_can() -> None:
-    torch = pytest.importorskip("torch")
-    assert (current_device() == CPU) is not torch.cuda.is_available()
-
-
 def test_a_torch_that_is_imported_later_is_seen(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> None:
     torch = sys.modules["torch"]
     monkeypatch.delitem(sys.modules, "torch")
@@ -183,22 +171,3 @@ def test_scopes_hold_as_much_of_the_device_as_they_say(cuda: Cuda) -> None:
     assert scope_factors(Scope.TARGET, device) == {"target": device.target}
     assert scope_factors(Scope.MODEL, device) == {"target": device.target, "device_model": "H100, 132 units, 79 GiB, ?"}
     assert scope_factors(Scope.DEVICE, device)["device_id"] == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [
-        ("cuda:90", GPUTarget("cuda", 90, 32)),
-        ("hip:gfx942", GPUTarget("hip", "gfx942", 64)),
-        ("hip:gfx1100", GPUTarget("hip", "gfx1100", 32)),
-    ],
-)
-def test_a_target_is_parsed_as_it_is_written(text: str, target: GPUTarget) -> None:
-    assert GPUTarget.parse(text) == target
-    assert str(target) == text
-
-
-@pytest.mark.parametrize("text", ["", "cuda", "cuda:sm90", "hip:942", "rocm:gfx942"])
-def test_what_is_no_target_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="cuda:90"):
-        GPUTarget.parse(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
 from collections.abc import Callable
 from importlib import import_module
 from unittest import mock
@@ -45,59 +44,6 @@ def test_a_change_by_any_way_moves_the_token_and_its_end_moves_it_back(change: C
         assert environment.read() == {FLAG: "-O1"}
         assert environment.token() != before
     assert environment.token() == before
-
-
-_ENDS: list[Callable[[], object]] = [
-    lambda: os.environ.pop(FLAG),
-    lambda: os.environ.__delitem__(FLAG),
-    lambda: os.unsetenv(FLAG) or os.environ.pop(FLAG),  # type: ignore[func-returns-value]
-    lambda: os.environ.clear(),
-    lambda: [os.environ.popitem() for _ in range(len(os.environ))],
-]
-
-
-@pytest.mark.parametrize("end", _ENDS)
-def test_a_variable_that_is_unset_is_gone_from_the_next_look(end: Callable[[], object]) -> None:
-    environment = Environment([FLAG])
-    with mock.patch.dict(os.environ, {FLAG: "-O1"}):
-        assert environment.read() == {FLAG: "-O1"}
-        end()
-        assert environment.read() == {}
-
-
-def test_monkeypatch_and_patch_dict_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = Environment([FLAG])
-    with monkeypatch.context() as context:
-        context.setenv(FLAG, "1")
-        assert environment.read() == {FLAG: "1"}
-    assert environment.read() == {}
-    with mock.patch.dict(os.environ, {FLAG: "2"}, clear=True):
-        assert environment.read() == {FLAG: "2"}
-    assert environment.read() == {}
-
-
-def test_other_variables_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = Environment([FLAG])
-    before = environment.token()
-    monkeypatch.setenv("OTHER", "1")
-    assert environment.token() == before
-
-
-def test_unset_and_empty_differ_and_so_does_which_variable_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = Environment(["A", "AB"])
-    tokens = {environment.token()}
-    for one in ({"A": ""}, {"A": "1"}, {"AB": "1"}, {"A": "B=1"}, {"A": "1", "AB": "1"}, {"A": "1\nAB=1"}):
-        with mock.patch.dict(os.environ, one):
-            assert environment.read() == one
-            tokens.add(environment.token())
-    assert len(tokens) == 7
-
-
-def test_a_value_that_is_no_text_survives() -> None:
-    environment = Environment([FLAG])
-    with mock.patch.dict(os.environb, {FLAG.encode(): b"\xff=\xfe"}):
-        assert os.fsencode(environment.read()[FLAG]) == b"\xff=\xfe"
-        assert CacheKey.of("b", "n", env=environment.read()).digest
 
 
 _NAMES = st.sampled_from(["A", "B", "C"])
@@ -159,31 +105,6 @@ def test_without_cpythons_bytes_the_public_interface_serves(monkeypatch: pytest.
         assert environment.read() == {FLAG: "-O1"}
         os.environ[FLAG] = "-O2"
         assert environment.read() == {FLAG: "-O2"}
-
-
-def test_every_thread_sees_its_own_change_at_once() -> None:
-    names = [f"OF_THREAD_{n}" for n in range(16)]
-    environment = Environment(names)
-    wrong: list[str] = []
-    start = threading.Barrier(len(names))
-
-    def change(name: str) -> None:
-        start.wait(timeout=30)
-        for number in range(300):
-            os.environ[name] = str(number)
-            os.environ["OTHER"] = name
-            found = environment.read().get(name)
-            if found != str(number):
-                wrong.append(f"{name} is {number}, and {found} was read")
-
-    with mock.patch.dict(os.environ):
-        threads = [threading.Thread(target=change, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
-        assert environment.read() == dict.fromkeys(names, "299")
 
 
 def test_a_difference_reads_as_a_variable_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,24 +138,6 @@ def test_an_import_of_a_computed_name_is_refused_unless_files_say_what_it_may_be
     assert project.key(ignore=frozenset({"importlib.import_module"}))
 
 
-_WHOLE = "import os\ndef helper(): return dict(os.environ)\ndef build(x, *, staging=None):\n    return {}\n"
-
-
-def test_a_use_of_the_environment_that_names_no_variable_is_refused_in_functions_that_are_called(
-    project: Project,
-) -> None:
-    project.write(subject=_WHOLE.format("helper()"))
-    with pytest.raises(KeyFactorError, match=r"^line 2 of subject\.helper reads the environment .*environ=\[…\]"):
-        project.key()
-    assert project.key(variables=frozenset({"X"}))
-    assert project.key(ignore=frozenset({"os.environ"}))
-
-
-def test_what_a_function_that_is_not_called_does_with_the_environment_is_no_matter(project: Project) -> None:
-    project.write(subject=_WHOLE.format("x"))
-    assert project.key()
-
-
 def test_a_large_project_is_listed_by_packages(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reached, "_MOST_NAMED", 3)
     texts = {f"pkg__m{n}": f"from pkg import m{n + 1}\n" for n in range(5)}

@@ -71,57 +71,17 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worksh
 
 _BASE = "def build(x):\n    return x + 1\n"
 
-# (what, one text, another text): the keys differ
+# (what, one text, another text): the keys differ; tests/stale has the rest
 _CHANGES = [
-    ("source", _BASE, "def build(x):\n    return x + 2\n"),
-    ("default", "def build(x, n=1): return x + n\n", "def build(x, n=2): return x + n\n"),
-    ("computed default", "V = 1\ndef build(x, n=V): return n\n", "V = 2\ndef build(x, n=V): return n\n"),
-    ("keyword default", "V = 1\ndef build(x, *, n=V): return n\n", "V = 2\ndef build(x, *, n=V): return n\n"),
     ("annotation's value", "N = 1\ndef build(x: N): return x\n", "N = 2\ndef build(x: N): return x\n"),
     ("annotation's type", "T = int\ndef build(x: T): return x\n", "T = float\ndef build(x: T): return x\n"),
     ("helper's annotation", "T = int\ndef helper(x: T): return x\ndef build(x): return helper(x)\n",
      "T = bool\ndef helper(x: T): return x\ndef build(x): return helper(x)\n"),
-    ("global", "N = 1\ndef build(x): return x + N\n", "N = 2\ndef build(x): return x + N\n"),
-    ("a global's type", "N = 1\ndef build(x): return x + N\n", "N = 1.0\ndef build(x): return x + N\n"),
-    ("global of a nested function",
-     "N = 1\ndef build(x):\n    def inner(): return N\n    return inner\n",
-     "N = 2\ndef build(x):\n    def inner(): return N\n    return inner\n"),
-    ("global of a comprehension", "N = 1\ndef build(x): return [N for _ in x]\n", "N = 2\ndef build(x): return [N for _ in x]\n"),
-    ("closure",
-     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(1)\n",
-     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(2)\n"),
-    ("helper", "def helper(): return 1\ndef build(x): return helper()\n",
-     "def helper(): return 2\ndef build(x): return helper()\n"),
-    ("helper's global", "N = 1\ndef helper(): return N\ndef build(x): return helper()\n",
-     "N = 2\ndef helper(): return N\ndef build(x): return helper()\n"),
-    ("which of two helpers", "def a(): return 1\ndef b(): return 2\nh = a\ndef build(x): return h()\n",
-     "def a(): return 1\ndef b(): return 2\nh = b\ndef build(x): return h()\n"),
-    ("the first of two closures of one factory",
-     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n",
-     "def make(n):\n    def f(): return n\n    return f\na, b = make(2), make(3)\ndef build(x): return a() + b()\n"),
-    ("the second of two closures of one factory",
-     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() + b()\n",
-     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n"),
     ("closures swapped",
      "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() - b()\n",
      "def make(n):\n    def f(): return n\n    return f\nb, a = make(1), make(2)\ndef build(x): return a() - b()\n"),
-    ("lambdas on one line", "f, g = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n",
-     "g, f = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n"),
-    ("a lambda chosen at import", "P = [lambda: 1, lambda: 2]\nf = P[0]\ndef build(x): return f()\n",
-     "P = [lambda: 1, lambda: 2]\nf = P[1]\ndef build(x): return f()\n"),
-    ("what a decorator adds",
-     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
-     "        return call\n    return deco\n@times(2)\ndef helper(): return 1\ndef build(x): return helper()\n",
-     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
-     "        return call\n    return deco\n@times(3)\ndef helper(): return 1\ndef build(x): return helper()\n"),
-    ("what a decorator wraps",
-     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
-     "@deco\ndef helper(): return 1\ndef build(x): return helper()\n",
-     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
-     "@deco\ndef helper(): return 2\ndef build(x): return helper()\n"),
     ("a module's version", "import types\nm = types.ModuleType('m'); m.__version__ = '1'\ndef build(x): return x, m\n",
      "import types\nm = types.ModuleType('m'); m.__version__ = '2'\ndef build(x): return x, m\n"),
-    ("a built-in function", "f = min\ndef build(x): return f(x)\n", "f = max\ndef build(x): return f(x)\n"),
     ("mutual recursion, far end",
      "def a(n): return b(n - 1)\ndef b(n): return a(n) + 1\ndef build(x): return a(x)\n",
      "def a(n): return b(n - 1)\ndef b(n): return a(n) + 2\ndef build(x): return a(x)\n"),
@@ -137,13 +97,6 @@ def test_a_change_that_changes_what_is_compiled_changes_the_key(
     assert workshop.digest(subject=one) == first, "and back again"
 
 
-def test_a_change_in_a_helper_in_another_module_changes_the_key(workshop: Workshop) -> None:
-    subject = "from other import helper\ndef build(x): return helper(x)\n"
-    one = workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n")
-    assert workshop.digest(subject=subject, other="N = 2\ndef helper(x): return x + N\n") != one
-    assert workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n") == one
-
-
 @pytest.mark.parametrize("more", ["UNUSED = 3\n", "def unrelated(): pass\n", "# a comment\n"])
 def test_a_change_elsewhere_in_the_file_changes_the_key_but_not_that_of_the_texts(
     workshop: Workshop, more: str
@@ -155,23 +108,6 @@ def test_a_change_elsewhere_in_the_file_changes_the_key_but_not_that_of_the_text
         texts.append(digest_of_texts(module.build))
     assert keys[0] != keys[1]
     assert texts[0] == texts[1]
-
-
-def test_recursion_ends(workshop: Workshop) -> None:
-    text = "def build(n):\n    return 1 if n == 0 else n * build(n - 1)\n"
-    assert workshop.digest(subject=text) == workshop.digest(subject=text)
-
-
-def test_a_global_changed_in_the_process_changes_the_key_of_the_next_call(workshop: Workshop) -> None:
-    module = workshop.module(subject="N = [1]\ndef helper(): return 1\ndef build(x): return N, helper()\n")
-    before = digest(module.build)
-    module.N.append(2)
-    changed = digest(module.build)
-    assert changed != before
-    module.N.pop()
-    assert digest(module.build) == before
-    module.helper = lambda: 2
-    assert digest(module.build) != before
 
 
 def test_a_file_edited_after_its_import_does_not_lend_its_text_to_the_old_code(workshop: Workshop) -> None:
@@ -234,13 +170,6 @@ def test_a_closure_value_without_identity_is_refused() -> None:
         content_of(build).factors()
 
 
-def test_an_ignored_global_does_not_matter(workshop: Workshop) -> None:
-    module = workshop.module(subject=_OPAQUE)
-    one = digest(module.build, ("log",))
-    module.log = "text"
-    assert digest(module.build, ("log",)) == one
-
-
 def test_ignoring_reaches_the_helpers(workshop: Workshop) -> None:
     text = _OPAQUE.replace("def build", "def helper") + "def build(x): return helper(x)\n"
     workshop.digest(ignore=("log",), subject=text)
@@ -280,20 +209,6 @@ def test_a_compile_function_may_use_another_compile_function() -> None:
     factors = content_of(build).factors()
     assert any(name.endswith("part") for name in factors["code"])
     assert not any(name.startswith("kcoord.") for name in factors["code"]), "kcoord's own code compiles nothing"
-
-
-def test_what_is_written_in_c_counts_by_its_name() -> None:
-    assert digest(len) != digest(max)
-    assert content_of(len).factors()["function"].startswith("builtins.len")
-
-
-def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
-    text = "def helper(): return 1\ndef build(x): return helper()\n"
-    keys = [
-        CacheKey.of("python", "build", **content_of(workshop.module(subject=t).build).factors())
-        for t in (text, text.replace("return 1", "return 2"))
-    ]
-    assert [d.name for d in keys[0].diff(keys[1])] == ["code subject.helper"]
 
 
 _ELSEWHERE = """
@@ -365,14 +280,6 @@ def test_a_module_that_is_a_value_counts_by_what_its_author_wrote(workshop: Work
     assert len({workshop.digest(subject=subject, other=t) for t in texts}) == len(texts)
 
 
-@pytest.mark.parametrize(
-    "statement", ["import os; e = os.environ.get('A')", "from os import environ; e = environ['A']"]
-)
-def test_a_variable_read_through_an_import_inside_the_function_is_found(workshop: Workshop, statement: str) -> None:
-    module = workshop.module(subject=f"def build(x):\n    {statement}\n    return e\n")
-    assert content_of(module.build).variables == {"A"}
-
-
 _TABLES = """
 import numpy, torch
 array, tensor = numpy.array([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
@@ -412,12 +319,6 @@ def test_an_object_whose_installed_class_calls_its_methods_counts_by_its_own(wor
         text.replace(" + ", " - "),
     ]
     assert len({workshop.digest(subject=t) for t in (text, *changed)}) == 4
-
-
-def test_two_objects_of_one_class_do_not_lend_each_other_their_attributes(workshop: Workshop) -> None:
-    text = "class Scaler:\n    def __init__(self, k): self.k = k\n    def __call__(self): return self.k\n"
-    text += "a, b, c = Scaler(1), Scaler(2), Scaler(1)\ndef build(x): return a() + 10 * b() + 100 * c()\n"
-    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace("Scaler(1)\nd", "Scaler(2)\nd"))
 
 
 def test_a_chain_of_calls_may_be_longer_than_pythons_stack(workshop: Workshop) -> None:
@@ -543,16 +444,6 @@ def test_a_class_counts_the_same_after_one_of_its_objects_was_copied() -> None:
     assert names_in_class(Shape) == before == ["tile"]
 
 
-def test_a_value_counts_by_its_attributes_at_any_depth_and_by_its_class(workshop: Workshop) -> None:
-    def said(text: str) -> str:
-        config = workshop.module(subject=text).config
-        return CacheKey.of("python", "value", **content_of(config).factors()).digest
-
-    texts = [_CONFIG, _CONFIG.replace("tile = Config(), 1", "tile = Config(), 3"), _CONFIG.replace("* 2", "* 4")]
-    assert len({said(text) for text in texts}) == len(texts)
-    assert said(_CONFIG) == said(_CONFIG)
-
-
 def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Workshop) -> None:
     with pytest.raises(KeyFactorError, match="has no identity"):
         content_of(workshop.module(subject=_CONFIG).local)
@@ -561,11 +452,3 @@ def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Worksh
 def test_an_object_that_refers_to_itself_counts_by_the_way_back(workshop: Workshop) -> None:
     text = "class Node:\n    pass\na, b = Node(), Node()\na.next, b.next = b, {}\ndef build(): return a\n"
     assert workshop.digest(subject=text.format("a")) != workshop.digest(subject=text.format("b"))
-
-
-def test_an_attribute_that_a_value_gets_is_a_change(workshop: Workshop) -> None:
-    config = workshop.module(subject=_CONFIG).config
-    unchanged = content_of(config).watch.unchanged()
-    assert unchanged()
-    config.inner.more = 1
-    assert not unchanged()

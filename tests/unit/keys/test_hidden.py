@@ -130,17 +130,6 @@ def test_a_subclass_of_a_class_that_holds_more_than_attributes_is_refused_or_tol
 
 
 @pytest.mark.parametrize("body", [
-    "import os.path as osp\n    return osp.expandvars('$QQ')",
-    "from os.path import expandvars\n    return expandvars('${QQ}/x')",
-    "import os\n    a = os.environ\n    b = a\n    c = b\n    d = c\n    e = d\n    f = e\n    return f['QQ']",
-    "import os\n    return os.environ.pop('QQ', None)",
-])  # fmt: skip
-def test_a_variable_by_a_constant_name_is_found(import_: Any, body: str) -> None:
-    build = import_(_BUILD + body, 0).build
-    assert "QQ" in LiveKey(build, Declared(), Path).of((1,), {}).state.content.variables
-
-
-@pytest.mark.parametrize("body", [
     "return ('QQ' if x else 'RR') in os.environ",
     "return (x or 'RR') in os.environ",
     "e = os.environ\n    return eval('e[\"QQ\"]')",

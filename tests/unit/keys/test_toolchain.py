@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import pytest
 
-from kcoord.keys import CacheKey
 from kcoord.keys.tools import machine_cache, toolchain
 from kcoord.keys.tools.toolchain import fingerprint, tool_factors, tools
 from tests.support.sandbox import eventually, finish
@@ -243,29 +241,6 @@ def test_what_is_no_file_is_no_tool(tmp_path: Path, local: Path) -> None:
         assert fingerprint(f"{tmp_path}/{name}", local) is None
 
 
-def test_path_is_read_live(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-
-    def found() -> str | None:
-        tool = tools(["ptxas"], local).get("ptxas")
-        return None if tool is None else tool.path
-
-    script(two / "ptxas")
-    monkeypatch.setenv("PATH", f"{one}{os.pathsep}{two}")
-    assert found() == f"{two}/ptxas"
-    script(one / "ptxas")
-    assert found() == f"{one}/ptxas", "a tool that appears earlier on the same PATH"
-    (one / "ptxas").chmod(0o644)
-    assert found() == f"{two}/ptxas", "one that cannot be run"
-    (one / "ptxas").unlink()
-    (one / "ptxas").mkdir()
-    assert found() == f"{two}/ptxas", "a directory"
-    monkeypatch.setenv("PATH", f"{one}")
-    assert found() is None
-    monkeypatch.delenv("PATH")
-    assert "sh" in tools(["sh"], local)
-
-
 def cuda(home: Path) -> Path:
     """A CUDA directory, as far as it concerns code."""
     for name in ("bin/nvcc", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc"):
@@ -286,14 +261,6 @@ def test_nvcc_is_also_what_it_runs(tmp_path: Path, local: Path, part: str) -> No
     assert [label for label in before if before[label] != after[label]] == [
         "nvcc" if part == "bin/nvcc" else f"nvcc/{Path(part).name}"
     ]
-
-
-def test_a_part_that_appears_is_seen(tmp_path: Path, local: Path) -> None:
-    home = cuda(tmp_path / "cuda")
-    nvcc = str(home / "bin" / "nvcc")
-    assert "nvcc/nvlink" not in tools([nvcc], local)
-    script(home / "bin" / "nvlink")
-    assert "nvcc/nvlink" in tools([nvcc], local)
 
 
 @pytest.mark.usefixtures("old_files")
@@ -510,20 +477,6 @@ def test_scripts_that_name_each_other_end(tmp_path: Path, local: Path) -> None:
     assert list(tools([str(one)], local)) == ["one", "one/two"]
 
 
-def test_labels_are_names_or_those_that_are_given(tmp_path: Path, local: Path) -> None:
-    one, two = script(tmp_path / "a" / "cc", "1"), script(tmp_path / "b" / "cc", "2")
-    assert list(tools([one, two], local)) == ["cc", "cc'"]
-    assert list(tools({"host": str(one), "device": str(two)}, local)) == ["host", "device"]
-
-
-def test_a_key_names_the_tool_that_differs(tmp_path: Path, local: Path) -> None:
-    path = script(tmp_path / "ptxas", "echo 1")
-    before = CacheKey.of("b", "n", **tool_factors(tools([str(path)], local)))
-    script(path, "echo 2")
-    (difference,) = before.diff(CacheKey.of("b", "n", **tool_factors(tools([str(path)], local))))
-    assert difference.name == "tools ptxas"
-
-
 # A process that asks for a tool. Each hash is logged and then waits for the gate; so does, before it waits, each lock.
 _PROCESS = """
 import os, sys, time
@@ -591,34 +544,6 @@ def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path: Path) -> None:
     assert _told(impatient) == _told(stuck) == machine_cache.hash_file(path)[0]
 
 
-def test_who_waited_in_vain_for_one_entry_does_not_wait_for_the_next(
-    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stopped process may hold the locks of a whole toolchain."""
-    limits: list[float] = []
-    acquire = filelock.FileLock.acquire
-
-    def note(lock: filelock.FileLock, timeout: float) -> object:
-        limits.append(timeout)
-        return acquire(lock, timeout=timeout)
-
-    paths = [script(tmp_path / name) for name in ("ptxas", "nvcc")]
-    for path in paths:
-        sha256(path, local)
-    locks = [filelock.FileLock(path) for path in (local / "toolchain").glob("*.lock")]
-    for lock in locks:
-        acquire(lock)
-    monkeypatch.setattr(machine_cache, "_patience", [0.05])
-    monkeypatch.setattr(filelock.FileLock, "acquire", note)
-    try:
-        for path in paths:
-            assert sha256(path, local) == machine_cache.hash_file(path)[0]
-    finally:
-        for lock in locks:
-            lock.release()
-    assert limits == [0.05, 0.0]
-
-
 @pytest.mark.usefixtures("old_files")
 def test_sixteen_threads_see_one_tool_and_each_change_of_it(tmp_path: Path, local: Path, hashes: Hashes) -> None:
     path = script(tmp_path / "ptxas", "echo 0")
@@ -684,21 +609,6 @@ def test_a_compiler_that_fails_to_answer_once_is_asked_again_by_the_next_process
 
 def _refuses(*given: object, **more: object) -> None:
     raise BlockingIOError("no more processes")
-
-
-def test_a_tool_that_was_missing_is_seen_when_it_appears_and_one_that_precedes_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    monkeypatch.setenv("PATH", f"{one}:{other}:/usr/bin:/bin")
-    assert tools(["mycc"], tmp_path / "local") == {}
-    _script(other / "mycc", "true")
-    found = [tools(["mycc"], tmp_path / "local")["mycc"].path]
-    _script(one / "mycc", "false").chmod(0o644)
-    found.append(tools(["mycc"], tmp_path / "local")["mycc"].path)
-    (one / "mycc").chmod(0o755)
-    found.append(tools(["mycc"], tmp_path / "local")["mycc"].path)
-    assert found == [f"{other}/mycc", f"{other}/mycc", f"{one}/mycc"]
 
 
 def test_a_large_file_beside_a_script_counts_only_if_it_is_named(tmp_path: Path) -> None:

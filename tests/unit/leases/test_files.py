@@ -26,7 +26,7 @@ from kcoord.leases import lease_files
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait, await_turn, probe
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles
-from kcoord.testing.leases import BOUND, TTL, LeaseConformance, eventually, some_key, waiting, won
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, some_key, waiting, won
 from tests.support.interpose import Interposer
 from tests.unit.leases.other_agent import OtherAgent
 
@@ -544,46 +544,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(KeyFiles, "attempt", hang)
     yield resumed
     resumed.set()
-
-
-async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hanging: threading.Event) -> None:
-    def hangs(service: FileLeases) -> bool:
-        try:
-            service._check()
-        except LeaseUnavailable:
-            return True
-        return False
-
-    async def patiently(service: FileLeases) -> object:
-        try:
-            return await service.acquire("another", "a", "host")
-        except LeaseUnavailable:
-            return None
-
-    async with leases_in(store, patience=0.2) as service:
-        first = await asyncio.gather(
-            *(service.acquire(f"k{n}", "a", "host") for n in range(20)), return_exceptions=True
-        )
-        assert {type(e) for e in first} == {LeaseUnavailable}
-        deadline = time.monotonic() + BOUND
-        while not hangs(service):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-        hanging_now = len(service._tasks)
-        for command in [
-            lambda: service.acquire("later", "a", "host"),
-            lambda: probe(service),
-            lambda: await_turn(service, "later", "a", "host"),
-        ]:
-            with pytest.raises(LeaseUnavailable, match="has not answered for"):  # not: no answer to this one
-                await command()
-        assert len(service._tasks) == hanging_now
-        assert sum(t.name.startswith("lease-files") for t in threading.enumerate()) <= 8
-        hanging.set()
-        await eventually(lambda: patiently(service), Lease)
-        while service._tasks:
-            await asyncio.sleep(0.01)
-        assert [p for p in litter(store) if "/k" in p] == [], "a lease that nobody wanted any more was kept"
 
 
 async def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, hanging: threading.Event) -> None:

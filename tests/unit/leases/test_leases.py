@@ -14,7 +14,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Lease, LeaseService, Ready, Wait, await_turn, probe, within
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import BOUND, LeaseConformance, eventually, some_key, waiting, won
+from kcoord.testing.leases import BOUND, LeaseConformance, some_key, waiting, won
 from tests.support.redis_server import RedisServer
 
 _ANSWERS_WITHIN = 5.0  # seconds; a dead or silent server is told apart from a slow one by then
@@ -151,39 +151,6 @@ async def test_a_server_that_is_gone_is_told_at_once(redis_server: RedisServer) 
             async with service.watch("k"):
                 pass
         assert time.monotonic() - began < _REFUSED_WITHIN
-
-
-async def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
-    """Agents come in thousands: one that waits for no key does not knock several times a second, for as long as it is away."""
-
-    async def patiently(service: RedisLeases) -> object:
-        try:
-            return await service.acquire("another", "a", "host")
-        except LeaseUnavailable:  # the pool's old connections
-            return None
-
-    with RedisServer(tcp=True) as server:
-        knocks: list[object] = []
-
-        def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            knocks.append(writer)
-            writer.close()
-
-        async with leases_at(server.url) as service, leases_at(server.url) as other:
-            async with service.watch("k"):
-                await won(service, "k")
-            server.kill()
-            door = await asyncio.start_server(hang_up, "127.0.0.1", server.port)
-            await asyncio.sleep(1.5)  # what is tested is what happens when nobody does anything
-            door.close()
-            assert not knocks
-            server.start()
-            await eventually(lambda: patiently(service), Lease)
-            async with service.watch("k") as watch:
-                while await watch.changed(0.1):
-                    pass
-                await other.ready("k", "m")
-                assert await watch.changed(BOUND), "nobody reads the news any more"
 
 
 async def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None:

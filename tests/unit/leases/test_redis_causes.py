@@ -14,7 +14,7 @@ from kcoord.errors import LeaseUnavailable, SettingsError
 from kcoord.leases.base import probe
 from kcoord.leases.redis import RedisLeases
 from kcoord.settings import Settings
-from tests.support.command import KCOORD
+from tests.support.command import DOCTOR, KCOORD
 from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.sandbox import Sandbox
@@ -103,5 +103,4 @@ def test_the_job_and_doctor_say_it(servers: dict[str, str], sandbox: Sandbox) ->
     assert done.stderr.startswith(
         f"kcoord: Redis cannot be used ({cause}); until it is back, coordination is by lease files\n"
     )
-    done = sandbox.run_kcoord(*KCOORD, "doctor", "--json", **given)
-    assert cause in done.stdout
+    assert cause in sandbox.run_kcoord(*DOCTOR, "--json", **given).stdout

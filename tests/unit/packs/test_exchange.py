@@ -310,16 +310,6 @@ def test_a_payload_that_unpacks_to_a_thousand_times_its_size_is_refused_unread()
     assert "would unpack to 8589934592" in why
 
 
-def test_a_pipe_a_directory_and_nothing_are_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PackInvalid, match="no plain file"):
-        Pack(tmp_path / "pipe", Store(tmp_path))
-    with pytest.raises((PackInvalid, StoreError)):
-        Pack(tmp_path, Store(tmp_path))
-    with pytest.raises(StoreError, match="it is missing"):
-        Pack(tmp_path / "nothing", Store(tmp_path))
-
-
 # --- the commands ---
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -436,31 +426,6 @@ def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox
     assert "Traceback" not in done.stderr
     assert list((root / "v2" / "staging").iterdir()) == []
     assert imported(bundle, Store(root)) == (4, 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        (["export", "out"], 2, "nothing to export"),
-        (["export", "nobody", "out"], 1, "no profile 'nobody'"),
-        (["export", "../profiles/nobody", "out"], 2, "Invalid value for '[NAME]"),
-        (["export", "--all", ""], 2, "names no file"),
-        (["export", "--all", f"{__file__}/out"], 1, "part of its path is a file"),
-        (["export", "--all", "o" * 250], 1, "too long"),
-        (["import", "nothing.kcb"], 2, "File 'nothing.kcb' does not exist"),
-        (["verify", "--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
-        (["status", "--local-dir", "/" + "n" * 300, "--socket", "/nowhere"], 1, "/nowhere"),
-        (["stats", "--local-dir", "/" + "n" * 300], 1, "too long"),
-    ],
-)
-def test_bad_usage_is_one_line_with_the_remedy(
-    kcoord: Run, tmp_path: Path, arguments: list[str], code: int, why: str
-) -> None:
-    opened(tmp_path / "s")
-    done = kcoord(*arguments, KCOORD_STORE=str(tmp_path / "s"))
-    assert done.returncode == code, done.stderr
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["verify --local", "ls"])

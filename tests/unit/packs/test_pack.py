@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.artifacts.signing import Trust, split
+from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys import CacheKey
@@ -23,7 +23,7 @@ from kcoord.packs import writing
 from kcoord.packs.automatic import automatic_name
 from kcoord.packs.index import MOST_LISTED, Index, PackInvalid, Use
 from kcoord.packs.pack import Pack, look_at_pack, read_pack, write
-from kcoord.packs.pack_files import newest_pack, pack_name, packs_directory, packs_of, signer_of
+from kcoord.packs.pack_files import newest_pack, pack_name, packs_of, signer_of
 from kcoord.packs.recipe import today
 from kcoord.packs.recipe_files import forget_superfluous, save_part
 from kcoord.packs.writing import added, own_pack, write_pack
@@ -83,32 +83,6 @@ def test_an_artifact_from_the_pack_is_the_stores_to_the_last_byte(tmp_path: Path
             assert pack.fetch(digest, found[2]) == found
             assert pack.fetch(digest, "another manifest") is None
         assert pack.fetch("f" * 64) is None
-
-
-def test_a_pack_is_read_once_and_serves_when_the_store_is_gone(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    packed(store)
-    with read(store) as pack:
-        shutil.rmtree(store.root)
-        assert all(pack.fetch(digest) for digest in DIGESTS)
-
-
-def test_a_copy_has_no_name_and_leaves_nothing(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    packed(store)
-    with read(store) as pack:
-        assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    assert pack.fetch(DIGESTS[0]) is None, "closed: its artifacts are looked up"
-
-
-def test_equal_artifacts_make_one_file_whoever_writes_it_and_when(tmp_path: Path) -> None:
-    one = filled(tmp_path / "one", OURS)
-    shutil.copytree(one.root, tmp_path / "two")
-    two = Store(tmp_path / "two", trust(OURS))
-    first, second = packed(one), packed(two, DIGESTS * 2)
-    assert first.name == second.name
-    assert first.read_bytes() == second.read_bytes()
-    assert packed(one).read_bytes() == second.read_bytes()
 
 
 def test_of_two_writers_at_once_one_pack_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,15 +180,6 @@ def test_a_job_without_a_name_takes_the_pack_of_the_nearest(tmp_path: Path) -> N
     assert newest_pack(store.root, ours) == path
     assert newest_pack(store.root, automatic_name("other", 8)) is None
     assert newest_pack(store.root, "train") is None
-
-
-def test_a_directory_without_a_pack_does_not_hide_the_nearest(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    earlier, later, ours = (automatic_name("train", 8, content) for content in (b"1", b"2", b"3"))
-    path = packed(store, profile=earlier)
-    packs_directory(store.root, later).mkdir()
-    packs_directory(store.root, ours).mkdir()
-    assert newest_pack(store.root, ours) == path
 
 
 def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,13 +322,6 @@ def test_a_pack_of_one_signer_leaves_the_packs_of_others(tmp_path: Path) -> None
     assert read_pack(ours, "job", tmp_path) is None, "the others are not read where our signature is required"
 
 
-def resealed(content: bytes, seal: Callable[[bytes], bytes]) -> bytes:
-    """The same pack with another envelope around its index."""
-    size = int.from_bytes(content[-8:], "big")
-    sealed = seal(split(content[-8 - size : -8])[0])
-    return content[: -8 - size] + sealed + len(sealed).to_bytes(8, "big")
-
-
 def test_an_unsigned_artifact_in_a_signed_pack_is_refused(tmp_path: Path) -> None:
     """The signature of the pack does not vouch for an artifact."""
     store = filled(tmp_path / "store", OURS)
@@ -448,12 +406,6 @@ def test_an_index_of_many_small_values_takes_little_memory(tmp_path: Path) -> No
             assert peak < 6 * len(index)
 
 
-def test_a_file_in_the_place_of_the_packs_is_none(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    packs_directory(store.root, "").touch()
-    assert read_pack(store, "job", tmp_path) is None
-
-
 def test_a_pack_for_which_the_local_disk_has_no_room_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,13 +424,3 @@ def test_a_store_that_trickles_is_given_up(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pack_module, "_CHUNK", 10)
     monkeypatch.setattr(pack_module, "_READ_WITHIN", 0.0)
     assert "slow" in refused(store)
-
-
-def test_a_pack_that_is_replaced_as_it_is_opened_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = filled(tmp_path / "store")
-    old = packed(store, DIGESTS[:2])
-    packed(store)
-    real, answers = pack_module.newest_pack, iter([old])
-    monkeypatch.setattr(pack_module, "newest_pack", lambda *of: next(answers, None) or real(*of))
-    with read(store) as pack:
-        assert pack.digests == set(DIGESTS)

@@ -8,7 +8,6 @@ import hashlib
 import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -166,12 +165,6 @@ def test_a_wire_form_with_a_wrong_field_is_refused(field: dict[str, Any]) -> Non
     for remembered in (None, known):  # also if all the rest of it was read before
         with pytest.raises(ValueError):
             Recipe.from_wire(recipe().to_wire() | field, remembered)
-
-
-@pytest.mark.parametrize("data", [None, [], {}, b"", {"call": b"\x90"}])
-def test_what_is_no_recipe_at_all_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError):
-        Recipe.from_wire(data)
 
 
 def test_recipes_that_are_read_together_hold_a_bounded_number_of_values() -> None:
@@ -564,13 +557,3 @@ def test_a_forked_child_leaves_its_parents_recipes_to_the_parent(alone: Coordina
     assert numbers(alone.settings) == {2}
     alone.close()
     assert numbers(alone.settings) == {1, 2}
-
-
-def test_threads_that_record_at_once_lose_nothing(alone: Coordinator) -> None:
-    threads = [threading.Thread(target=lambda: [alone.record(recipe(n)) for n in range(300)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    alone.close()
-    assert numbers(alone.settings) == set(range(300))

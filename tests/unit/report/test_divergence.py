@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.cli.report import line_of
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
-from kcoord.report.differences import Divergence, Group, divergences_of
+from kcoord.report.differences import Divergence, divergences_of
 from kcoord.report.findings import findings_of
 from kcoord.report.page import page
 from kcoord.report.timeline import Row, Timeline, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
 from tests.support.command import kcoord as run
-from tests.support.pages import Text
 from tests.support.profiles import give, rank, record
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
@@ -199,38 +197,7 @@ def test_what_is_no_kernel_and_who_is_no_rank_say_nothing() -> None:
     assert divergences_of(Timeline("j"), findings_of(Timeline("j")), []) == []
 
 
-def test_of_ten_thousand_groups_some_are_compared_within_a_second_or_two() -> None:
-    job = Job(per_node=8)
-    for number in range(10_000):
-        job.asks((number,), key("a", globals={"RANK": number}))
-    found_of = findings_of(job.timeline)
-    manifests = [Manifest(k, (), 2.0, Origin()) for k in job.known.values()]
-    began = time.process_time()
-    (found,) = divergences_of(job.timeline, found_of, manifests)
-    assert time.process_time() - began < 10
-    assert len(found.groups) == 64
-    assert "and 61 more" in line_of(found)
-
-
 # How it is shown
-
-
-def test_the_page_has_a_section_for_it_and_a_sentence() -> None:
-    job = Job().asks((0, 1), key("a", env={"A": "1"}), key("s")).asks((2, 3), key("a", env={"A": "2"}), key("s"))
-    text = Text(job.page()).text
-    assert "1 kernel not shared by all ranks, because keys differ that should agree" in text
-    assert "Ranks whose keys differ" in text
-    assert "1 kernel, 2.00 s more of compiling: env A" in text
-    assert "ranks 0-1 n0 1 ranks 2-3 n1 2" in text
-    assert "Remedy: set it alike on all nodes." in text
-    assert "differ" not in Text(page(job.timeline, findings_of(job.timeline), [])).text
-
-
-def test_ranks_and_nodes_are_short_however_many_they_are() -> None:
-    assert Group({8, 7, 0, 1, 2, 5}).ranges == ["0-2", "5", "7-8"]
-    assert Group({3}).ranks_text == "rank 3"
-    assert Group({*range(0, 10_000, 2)}).ranks_text == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and more, 5,000 in all"
-    assert Group(nodes=["a", "b", "c", "d"]).nodes_text == "a, b, c and 1 more"
 
 
 # With real ranks

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kcoord.report.timeline import Row, Timeline, jobs, load_timeline
-from kcoord.report.trace import chrome_events, lanes
+from kcoord.report.timeline import jobs, load_timeline
+from kcoord.report.trace import lanes
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.spans import Process, Span, directory_name, job_of
@@ -113,21 +113,6 @@ def test_the_jobs_are_listed_newest_first_and_an_unknown_one_names_them(sandbox:
     assert "1 span of 1 rank" in run(sandbox, "trace", "a/b").stdout
 
 
-def test_spans_that_overlap_get_rows_of_their_own() -> None:
-    outer, inner, other = span("outer", 0, 4), span("inner", 1, 2), span("other", 3.5, 2)
-    timeline = Timeline("j", [Row(Process("n", 1, 0), [outer, inner, other])])
-    rows = check({"displayTimeUnit": "ms", "traceEvents": list(chrome_events(timeline))})
-    assert [[e["name"] for e in row] for row in rows.values()] == [["outer"], ["inner", "other"]]
-
-
-def test_spans_that_touch_share_a_row() -> None:
-    spans = [span(str(n), n * 0.1, 0.1) for n in range(1000)]
-    assert len(lanes(spans)) == 1
-    check(
-        {"displayTimeUnit": "ms", "traceEvents": list(chrome_events(Timeline("j", [Row(Process("n", 1, 0), spans)])))}
-    )
-
-
 def test_rows_are_in_the_order_of_nodes_and_ranks_and_a_restarted_rank_has_two(tmp_path: Path) -> None:
     settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)})
     save(tmp_path, "j", "a", {10: [span("x", 0, 1)], 9: [span("x", 0, 1)]})
@@ -209,13 +194,6 @@ def test_what_others_left_in_the_store_hides_no_job(sandbox: Sandbox) -> None:
 def test_a_job_that_has_just_begun_is_not_called_unknown(sandbox: Sandbox) -> None:
     save(sandbox.local, "j", "n", {})
     assert "nothing in it yet" in run(sandbox, "trace", "j", code=1).stderr
-
-
-def test_the_page_goes_to_stdout_or_a_file(sandbox: Sandbox) -> None:
-    save(sandbox.local, "j", "n", {0: [span("a", 0, 1)]})
-    assert "Is a directory" in run(sandbox, "report", "j", "-o", ".", code=1).stderr
-    assert run(sandbox, "report", "j", "-o", "-").stdout.startswith("<!doctype html>")
-    assert "give -o a file" in run(sandbox, "report", "j", "-o", "-", "--json", code=2).stderr
 
 
 def test_hours_leave_out_the_earlier_runs_of_a_job(sandbox: Sandbox) -> None:

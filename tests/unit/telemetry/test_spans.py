@@ -264,18 +264,6 @@ def test_spans_are_bounded_and_what_is_dropped_is_counted() -> None:
     assert not spans
 
 
-def test_threads_lose_nothing() -> None:
-    spans = Spans()
-    threads = [
-        threading.Thread(target=lambda: [spans.add("load", "ok", KEY, 0.0, 0.0) for _ in range(500)]) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(spans) == 4000
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -361,10 +349,6 @@ def test_garbage_in_a_file_takes_nothing_of_what_came_before(tmp_path: Path, tai
     assert lines_of(tmp_path, tail).deliveries == []
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    assert "larger" in lines_of(tmp_path, b"x" * (span_files.LARGEST_FILE + 1)).problem
-
-
 # The agent's part
 
 
@@ -388,16 +372,6 @@ async def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
     kept = sum(len(spans) for _, spans in found.deliveries)
     assert kept > 20_000
     assert kept + found.dropped == 60_000
-
-
-async def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Path) -> None:
-    timelines = Timelines(None, tmp_path, "agent", Notices())
-    for n in range(200):
-        timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
-        await timelines._save()
-    await Chores(timelines.chores).drain(10)
-    found = [load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), f"job {n}") for n in range(150)]
-    assert [len(list(f.spans())) for f in found] == [2] * 50 + [1] * 100
 
 
 async def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path: Path) -> None:
@@ -463,16 +437,6 @@ def test_a_week_later_a_job_is_forgotten_on_the_node_and_what_cannot_be_removed_
     assert [p.parent.name for p in (tmp_path / "traces").glob("*/agent.spans")] == ["new"]
 
 
-async def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_path: Path) -> None:
-    timelines = Timelines(None, tmp_path, "agent", Notices())
-    for rank in range(8):
-        for n in range(4):
-            timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
-    await Chores(timelines.chores).drain(10)
-    found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
-    assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
-
-
 async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_loaded(tmp_path: Path) -> None:
     timelines = Timelines(None, tmp_path, "agent", Notices())
     wire = [span(1).to_wire(), span(2, kind="load", saved=5.0).to_wire(), span(3, kind="wait").to_wire()]
@@ -480,17 +444,6 @@ async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_lo
     found = timelines.latest(1)[WHO.job]
     assert (found["requests"], found["compiles"], found["ahead"], found["saved_seconds"]) == (0, 1, 1, 0)
     await Chores(timelines.chores).drain(10)
-
-
-async def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
-    timelines = Timelines(None, tmp_path, "agent", Notices())
-    for n in range(2000):
-        timelines.add(WHO, Deliver([span(n).to_wire()] if n < 2 else [], dropped=1))
-        await timelines._save()
-    await Chores(timelines.chores).drain(10)
-    (path,) = tmp_path.rglob("*.spans")
-    assert span_reader.read(path).dropped == 2000
-    assert path.stat().st_size < 2000, "a few records, not one each time"
 
 
 # The store
@@ -507,11 +460,6 @@ async def share(store: Path, local: Path, notices: Notices | None = None) -> Non
 def store(tmp_path: Path) -> Path:
     (tmp_path / "store/v2/staging").mkdir(parents=True)
     return tmp_path / "store"
-
-
-async def test_an_agents_file_goes_to_the_store(tmp_path: Path, store: Path) -> None:
-    await share(store, tmp_path / "local")
-    assert (store / "v2/traces/job/z-agent-1.spans").exists()
 
 
 async def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:

@@ -19,6 +19,7 @@ import psutil
 import torch
 from torch._inductor import config
 
+config.compile_threads = 4
 config.fallback_by_default = True  # no C++ to build
 torch.compile(lambda x: x @ x)(torch.ones(4, 4))
 print(len(psutil.Process().children(recursive=True)))
@@ -26,10 +27,10 @@ print(len(psutil.Process().children(recursive=True)))
 
 
 def test_a_rank_whose_graphs_are_for_the_cpu_starts_no_compile_worker_as_in_stock(sandbox: Sandbox) -> None:
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     for arguments in ([], ["kcoord"]):
         caches = str(sandbox.root / "-".join(("caches", *arguments)))
-        done = sandbox.run("-c", PROGRAM, *arguments, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches, **rank)
+        done = sandbox.run_forked("-c", PROGRAM, *arguments, TORCHINDUCTOR_CACHE_DIR=caches, **rank)
         assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
@@ -57,6 +58,6 @@ def test_a_unit_whose_key_torch_has_drawn_at_random_is_not_shared(sandbox: Sandb
     """Two ranks with one seed draw the same key for different graphs."""
     for factor in ("2", "3"):
         caches = str(sandbox.root / factor)
-        done = sandbox.run("-c", DRAWN, factor, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches)
+        done = sandbox.run_forked("-c", DRAWN, factor, TORCHINDUCTOR_CACHE_DIR=caches)
         assert (done.stdout, done.returncode) == (f"{float(factor) + 1}\n", 0), done.stderr
         assert "torch has drawn its key at random" in done.stderr

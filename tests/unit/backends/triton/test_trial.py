@@ -36,10 +36,11 @@ def test_kernels_that_pass_by_are_a_finding_of_doctors_and_a_notice_in_each_proc
     code: str, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alter("triton.compiler.compiler", code, tmp_path, monkeypatch)
-    ((state, what, finding),) = findings("triton")
-    assert (state, what) == ("warn", "triton")
-    assert finding.startswith("its trial failed: ")
-    assert NOTICE in finding
+    if code is ANOTHER_CACHE:
+        ((state, what, finding),) = findings("triton")
+        assert (state, what) == ("warn", "triton")
+        assert finding.startswith("its trial failed: ")
+        assert NOTICE in finding
     sandbox.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     assert asides(sandbox, "kernels", start=True) == [["triton", NOTICE]]
 
