@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from kcoord.packs.automatic import is_automatic
 from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
 from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import FIELDS, NO_PROFILE, Settings, variable
+
+_LONGEST_START = 30.0  # seconds of a process that starts an agent, on a slow disk, beside the wait for it
 
 
 def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
@@ -55,7 +58,8 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
 def start_daemon(listener: socket.socket, settings: Settings) -> None:
     """Start a detached agent on `listener`. Its log is a file beside the socket, or nothing if that cannot be written.
 
-    Raises `AgentUnavailable`, also if it has not started within ``settings.agent_timeout``: it may still serve later ones.
+    Raises `AgentUnavailable`, also if it has not started within ``settings.agent_timeout``: it may still serve later
+    claims.
     """
     log = log_of(settings.socket_path)
     # it may outlive this job, whose name is not the next one's
@@ -65,10 +69,20 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
     try:
         code = starter.wait(timeout=settings.agent_timeout)
     except subprocess.TimeoutExpired as error:
-        threading.Thread(target=starter.wait, name="kcoord-agent-starts", daemon=True).start()  # it shall be no zombie
+        with suppress(RuntimeError):  # no more threads: then it may be a zombie
+            threading.Thread(target=_end_late, args=(starter,), name="kcoord-agent-starts", daemon=True).start()
         raise AgentUnavailable(f"the agent has not started within {settings.agent_timeout:g} s: see {log}") from error
     if code != 0:
         raise AgentUnavailable(f"the agent did not start: see {log}")
+
+
+def _end_late(starter: subprocess.Popen[bytes]) -> None:
+    """Kill `starter` if it has not ended within `_LONGEST_START` seconds, and wait for its end."""
+    try:
+        starter.wait(timeout=_LONGEST_START)
+    except subprocess.TimeoutExpired:
+        starter.kill()
+        starter.wait()
 
 
 def start_process(

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -36,7 +36,7 @@ from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import nodes_of, ranks_of
 from kcoord.replay.profile_access import recorded
 from kcoord.replay.recipes import name_of, replayable, replayed, settled
-from kcoord.telemetry.events import plain
+from kcoord.telemetry.progress import Look, shown
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""
@@ -78,13 +78,13 @@ def warmup(
     """Compile, with the other ranks and on all cores, a profile by name, or recipes, or ``(function, arguments)`` pairs.
 
     All ranks may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace the recorded
-    ones, and need no GPU. Rank 0 prints its node's progress on stderr now and then, unless ``progress=False``; with a function
-    ``progress(done, total)`` each rank calls that for each key instead. The pool has `workers` at most; by default as many as
-    cores are left by the node's ranks, whatever KCOORD_POOL_WORKERS says. A recipe that does not import or compile here is
-    skipped, which ``tell(line)`` says, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a
-    job. Hooks the compilers of its recipes; does nothing where kcoord is off; without an agent each process compiles all of it.
-    Raises ValueError for a malformed target, TypeError for what is neither a recipe nor a pair. Not guaranteed: that everything
-    is compiled when it returns; the rest is compiled when it is used.
+    ones, and need no GPU. Rank 0 shows its node's progress on stderr, unless ``progress=False``; with a function ``progress(done,
+    total)`` each rank calls that for each key instead. The pool has `workers` at most; by default as many as cores are left by
+    the node's ranks, whatever KCOORD_POOL_WORKERS says. A recipe that does not import or compile here is skipped, which
+    ``tell(line)`` says, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a job. Hooks the
+    compilers of its recipes; does nothing where kcoord is off; without an agent each process compiles all of it. Raises
+    ValueError for a malformed target, TypeError for what is neither a recipe nor a pair. Not guaranteed: that everything is
+    compiled when it returns; the rest is compiled when it is used.
     """
     begun, coordinator = time.perf_counter(), connect()
     parsed = [str(GPUTarget.parse(target)) for target in targets]
@@ -97,12 +97,13 @@ def warmup(
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
     callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     workers = max(0, int(cores()) - callers if workers is None else workers)
-    if progress is True and ranks.rank in (None, 0):
-        progress = printed(f"warm-up {name}".strip())
     walk = Walk(coordinator, len(shared) + len(own), progress if callable(progress) else None, tell)
+    shows = progress is True and ranks.rank in (None, 0)
+    seconds = [recipe.seconds for recipe in shared] + [0.0] * len(own) if shows else []
     with (
         closing(AgentClient(coordinator.settings, coordinator.notices)) as client,
         coordinator.pool.warms_up(workers) as pool,
+        shown(f"warm-up {name}".strip(), seconds, callers + workers, walk.look),
     ):
         if shared and not announced(client, shared, node, nodes, workers):
             own, shared = [*own, *map(_own, shared)], []
@@ -167,6 +168,12 @@ class Walk:
             mine += ended != "busy"
         self.report.left += count - mine - self.others
 
+    def look(self) -> Look:
+        """The state of this node. Asks the agent for its flights."""
+        flights = [f for f in (self._coordinator.status() or {}).get("flights", ()) if f.get("state") == "compiling"]
+        at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)
+        return Look(self.done, self.report.compiled + self.pooled, tuple(at))
+
     def is_late(self) -> bool:
         """True `max_wait` seconds after the first wait; each wait has the bounds of a claim."""
         now = time.monotonic()
@@ -178,20 +185,6 @@ class Walk:
         while self._progress is not None and self._told < self.done:
             self._told += 1
             self._progress(self._told, self._total)
-
-
-def printed(title: str, every: float = 10.0) -> Callable[[int, int], None]:
-    """A function for `progress`: it prints a line on stderr, if `every` seconds have passed since the last one."""
-    last = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() >= last + every and sys.stderr is not None:
-            last = time.monotonic()
-            with suppress(OSError, ValueError):  # it is closed
-                print(plain(f"kcoord: {title}: {done} of {total} keys"), file=sys.stderr, flush=True)
-
-    return progress
 
 
 def divided(

@@ -1,1 +1,1 @@
-"""Notices, spans and their figures and logs: the telemetry that ranks and agents emit."""
+"""Notices, spans and their figures, progress and logs: the telemetry that ranks and agents emit."""

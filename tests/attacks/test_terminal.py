@@ -13,8 +13,8 @@ from rich.table import Table
 
 from kcoord.cli.console import Console
 from kcoord.packs.recipe_files import save_part
-from kcoord.replay.warmup import printed
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.progress import Look, line_of
 from kcoord_launch.console import say
 from tests.support.artifacts import publish
 from tests.support.command import KCOORD
@@ -88,11 +88,10 @@ def test_notices_progress_and_logs_have_no_control_characters(
     notices = Notices()
     notices.tell(f"cannot use Redis: {EVIL}")
     say(f"no {EVIL}")
-    printed(EVIL, every=0.0)(1, 1)
-    said = [*notices.since(0)[0], capsys.readouterr().err]
+    said = [*notices.since(0)[0], capsys.readouterr().err, line_of("good", Look(1, 1, (EVIL,)), [1.0], 1)]
     logged = sandbox.run_kcoord("-c", LOGS, EVIL)
     assert "Traceback" not in logged.stderr or logged.returncode == 0, logged.stderr
-    assert [obeyed(text) for text in (*said, logged.stderr)] == [set()] * 3
+    assert [obeyed(text) for text in (*said, logged.stderr)] == [set()] * 4
     assert logged.stderr.count("owned") == 3
 
 

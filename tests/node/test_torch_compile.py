@@ -207,9 +207,10 @@ def test_a_rank_passes_over_what_another_one_is_at_and_joins_it_later(
     assert result(first) == result(second) == result(true["ddp"])
 
 
-def in_turn(box: Sandbox, rank: int, hold: Path | None = None) -> Started:
-    """A rank of two, which needs each unit before it goes on. `hold`: its first code generation waits."""
-    arguments = {"models": ["plain"], "alone": True, "marks": True} | ({"hold": str(hold)} if hold else {})
+def in_turn(box: Sandbox, rank: int, hold: Path | None = None, **settings: Any) -> Started:
+    """A rank of two, which needs each unit before it goes on. `hold`: its first code generation waits. `settings`: Inductor's."""
+    arguments = {"models": ["plain"], "alone": True, "marks": True, "settings": settings}
+    arguments |= {"hold": str(hold)} if hold else {}
     world = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     return box.fork(COMPILED, json.dumps(arguments), **world, **environment(box, f"rank{rank}"))
 
@@ -234,6 +235,24 @@ def test_a_rank_that_finds_a_unit_under_way_compiles_its_backward_while_the_lead
     assert [result(each) for each in found] == [result(true["plain"])] * 2
     (later,) = ranks(sandbox, 1, "plain", caches="later")  # the unit is whole, though two ranks made it
     assert work([later], "plain") == dict.fromkeys(WORK, 0)
+    for rank in (0, 1):  # and torch's own cache of each has it with its graphs
+        (again,) = outcomes(finish(in_turn(sandbox, rank), LONG))
+        assert work([again], "plain") == dict.fromkeys(WORK, 0), rank
+
+
+def test_a_unit_with_cuda_graphs_is_waited_for_whole(sandbox: Sandbox, true: dict[str, Outcome]) -> None:
+    """A backward that takes none would keep the forward from one, if it were compiled first."""
+    hold, graphs = sandbox.root / "hold", {"triton.cudagraphs": True}
+    leader = in_turn(sandbox, 0, hold, **graphs)
+    eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
+    follower = in_turn(sandbox, 1, **graphs)
+    eventually(
+        lambda: any(each["waiting"] for each in as_json(sandbox, "status")["flights"]) or follower.poll() is not None
+    )
+    hold.touch()
+    found = [outcomes(finish(process, LONG))[0] for process in (leader, follower)]
+    assert [each.get("traces", 0) for each in found] == [1, 0]
+    assert [result(each) for each in found] == [result(true["plain"])] * 2
 
 
 def test_a_rank_compiles_the_forward_itself_when_the_lead_of_the_unit_was_killed(

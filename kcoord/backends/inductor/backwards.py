@@ -7,7 +7,6 @@ for its backward as for any graph, and finds it; with other strides it has anoth
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -23,17 +22,20 @@ from kcoord.interruption import let_through
 def partitioned(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """As ``_aot_stage2a_partition``, which returns the forward, the backward and numbers of what is saved for it."""
     found = native(*args, **kwargs)
-    _compile_ahead(found, inspect.signature(native).bind(*args, **kwargs).arguments)
+    _compile_ahead(native, found, *args, **kwargs)
     return found
 
 
-@fails_open(lambda found, given: None)
-def _compile_ahead(found: tuple[Any, ...], given: dict[str, Any]) -> None:
+@fails_open(lambda *args, **kwargs: None)
+def _compile_ahead(native: Callable[..., Any], found: tuple[Any, ...], *args: Any, **kwargs: Any) -> None:
     unit, context = compiles.following(), TracingContext.try_get()
     if unit is None or unit.backwards is None or context is None:
         return
     from torch._functorch._aot_autograd import graph_compile
 
+    if any("convolution" in str(node.target) for node in found[1].graph.nodes):
+        return  # their forward mostly has other strides
+    given = inspect.signature(native).bind(*args, **kwargs).arguments
     metadata, subclasses = given["fw_metadata"], given["maybe_subclass_meta"]
     call = {
         "bw_module": found[1],
@@ -41,7 +43,7 @@ def _compile_ahead(found: tuple[Any, ...], given: dict[str, Any]) -> None:
         "fw_metadata": metadata,
         "fwd_output_strides": None,
         "num_symints_saved_for_bw": found[3],
-        "aot_config": dataclasses.replace(given["aot_config"], force_non_lazy_backward_lowering=True),
+        "aot_config": given["aot_config"],
         "bw_compiler": unit.backwards(),  # an argument from torch 2.13 on
     }
     compiled = graph_compile._aot_stage2b_bw_compile
@@ -49,8 +51,8 @@ def _compile_ahead(found: tuple[Any, ...], given: dict[str, Any]) -> None:
     try:
         with compiles.passing_over(GRAPH):
             compiled(**{name: call[name] for name in inspect.signature(compiled).parameters})
-    except compiles.Passed:  # another rank is at it
-        return
+    except compiles.Passed:
+        pass  # another rank is at it
     except Exception as error:  # noqa: BLE001 - torch meets it again in its turn
         let_through(error)
     finally:

@@ -63,9 +63,9 @@ def in_turn() -> bool:
     return _open.passed is None
 
 
-def leading() -> OpenCompile | None:
-    """The innermost unit or graph of this thread that this rank compiles for others; None if there is none."""
-    found = innermost()
+def leading(kind: str = "") -> OpenCompile | None:
+    """The innermost unit or graph of this thread, or the innermost of that `kind`, if this rank compiles it for others."""
+    found = next((each for each in reversed(_open.all) if kind in ("", each.kind)), None)
     return found if found is not None and found.leads else None
 
 
@@ -155,6 +155,7 @@ class OpenCompile:
 
 
 def unmark(inputs: Iterable[Any]) -> None:
+    """Remove Inductor's mark, if it is there."""
     for each in inputs:
         if hasattr(each, _STATIC):
             delattr(each, _STATIC)

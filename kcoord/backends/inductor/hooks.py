@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from torch._guards import TracingContext
+from torch._inductor import config
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.runtime.runtime_utils import triton_cache_dir
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
@@ -63,6 +65,7 @@ def hook() -> None:
     """Idempotent."""
     if _wrap(UNITS, _UNITS):
         _wrap(OVERLAP, _OVERLAP)  # for units alone
+        _wrap(UNDER_WAY, _UNDER_WAY)
         if moving.may_hook():
             _wrap(MOVING, _MOVING)
     _wrap(TUNING, _TUNING)
@@ -104,10 +107,25 @@ def _unit(native: Callable[..., Any], aot: Any, gm: Any, example_inputs: Any, *a
     gpu = None if problem else moving.gpu_of(gm, example_inputs)
     if gpu is None:
         _tell_of_devices(example_inputs)
-    unit = OpenCompile(UNIT, problem, gpu, graph=gm, by_graphs=(ranks_of().world or 1) > 1 and compiles.in_turn())
+    unit = OpenCompile(UNIT, problem, gpu, graph=gm, by_graphs=_goes_by_graphs(gm))
     unit.backwards = lambda: aot.kwargs["bw_compiler"]
     with _tagged(_is_spread(gm, example_inputs)), unit:
         return native(aot, gm, example_inputs, *args, **kwargs)
+
+
+@fails_open(lambda graph: False)
+def _goes_by_graphs(graph: Any) -> bool:
+    """True if ranks share the graphs of a unit one by one while it is under way.
+
+    With CUDA graphs a backward's key depends on what became of this rank's forward.
+    """
+    plain = not config.triton.cudagraphs and "cudagraph_annotation" not in getattr(graph, "meta", {})
+    return plain and (ranks_of().world or 1) > 1 and compiles.in_turn() and _knows_parts()
+
+
+@functools.cache
+def _knows_parts() -> bool:
+    return UNDER_WAY.holds()
 
 
 @fails_open(lambda inputs: None)
@@ -189,6 +207,8 @@ def _lookup(
     is_torchs = found[0] is not None
     if not is_torchs:
         found = _looked_up(kind, key, evaluate_guards, hints) or found
+        if local and found[0] is not None:
+            _keep_in_torchs_cache(kind, key, found[1])
     if found[0] is not None and moving.moved(kind, found[0]) is None:
         return None, None, {"cache_status_detailed": "full_miss"}
     if is_torchs:
@@ -208,6 +228,15 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
             return entry, content, {"cache_status_detailed": "hit"}
     return None
+
+
+@fails_open(lambda kind, key, content: None)
+def _keep_in_torchs_cache(kind: str, key: str, content: bytes) -> None:
+    """Torch keeps the unit of a graph there. It would trace a unit that has no graphs each time, and ask nobody for it."""
+    open_compile = compiles.innermost()
+    if kind == GRAPH and open_compile is not None and open_compile.kind == GRAPH and _knows_parts():
+        with contextlib.suppress(OSError):
+            FxGraphCache._write_to_local_cache(key, content)
 
 
 @fails_open(lambda *arguments: None)
@@ -245,9 +274,9 @@ def _keyed(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @fails_open(lambda why: None)
 def _withhold(why: str) -> None:
     """Let waiting ranks go: torch cannot cache a graph of the unit that this rank leads."""
-    open_compile = compiles.leading()
-    if open_compile is not None and open_compile.kind == UNIT:
-        open_compile.refuse_sharing(f"torch does not cache its graph: {why}")
+    unit = compiles.leading(UNIT)
+    if unit is not None:
+        unit.refuse_sharing(f"torch does not cache its graph: {why}")
 
 
 def _recording(
@@ -292,12 +321,7 @@ def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
 _UNITS: Table = {
     f"{_AOT}.autograd_cache:AOTAutogradCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, UNIT)),
     f"{_AOT}.autograd_cache:check_node_safe": ("node", _check_node),
-    f"{_AOT}.graph_compile:_aot_stage2a_partition": (
-        "maybe_subclass_meta= fw_metadata= aot_config= ...",
-        backwards.partitioned,
-    ),
     f"{_AOT}.graph_compile:_aot_stage2b_bw_compile": ("aot_config= ...", _backward_with_forward),
-    f"{_AOT}.graph_compile:_get_inner_meta": ("_ _", None),
     f"{_AOT}.runtime_wrappers:AOTDispatchAutograd.post_compile": ("", donation.joined),
     f"{_AOT}.schemas:AOTConfig.force_non_lazy_backward_lowering": ("", None),
     "_inductor.codecache:FxGraphCache.find_guarded_entry": (_LOOKUP, functools.partial(_lookup, GRAPH)),
@@ -309,6 +333,14 @@ _UNITS: Table = {
     # last: a compile that these see begin meets all others
     "_dynamo.backends.common:AotAutograd.__call__": ("self gm example_inputs", _unit),
     "_inductor.compile_fx:_compile_fx_inner": ("gm ...", _graph),
+}
+_UNDER_WAY: Table = {
+    f"{_AOT}.graph_compile:_aot_stage2a_partition": (
+        "maybe_subclass_meta= fw_metadata= aot_config= ...",
+        backwards.partitioned,
+    ),
+    f"{_AOT}.graph_compile:_get_inner_meta": ("_ _", None),
+    "_inductor.codecache:FxGraphCache._write_to_local_cache": ("key content", None),
 }
 _OVERLAP: Table = {
     "_dynamo.backends.distributed:SubmodCompiler.__init__": ("self module compiler ...", ddp.made),
@@ -343,6 +375,7 @@ _WORKERS: Table = {
     f"{_SUBPROC}:_warm_process_pool": ("pool n", None),
     "_inductor.async_compile:_pool_set": ("", None),
 }
+UNDER_WAY = _part("units that another rank compiles", _UNDER_WAY)
 UNITS, OVERLAP = _part("units and graphs", _UNITS), _part("overlap of DDP's buckets", _OVERLAP)
 UNSEEN = Tripwire(UNITS, "it keeps compiles that it has not looked up where kcoord answers")
 MOVING, TUNING = _part("graphs of other GPUs", _MOVING), _part("tuning", _TUNING)

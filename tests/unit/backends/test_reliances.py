@@ -14,11 +14,11 @@ from tests.support.sandbox import PROGRAMS, Sandbox
 
 PROGRAM = PROGRAMS / "releases.py"
 NEEDED_BY = {
-    ("inductor", "units and graphs"): ("inductor", "overlap of DDP's buckets"),
-    ("tilelang", "kernels"): ("tilelang", "tuning"),
-    ("triton", "kernels"): ("triton", "tuning"),
+    ("inductor", "units and graphs"): ("overlap of DDP's buckets", "units that another rank compiles"),
+    ("tilelang", "kernels"): ("tuning",),
+    ("triton", "kernels"): ("tuning",),
 }
-"""By part, another one that is hooked only with it."""
+"""By part, those that are hooked only with it."""
 
 
 def answers(box: Sandbox, mode: str) -> tuple[list[dict[str, Any]], str]:
@@ -47,7 +47,7 @@ def test_each_name_that_is_missing_takes_off_its_own_part_and_is_told_and_counte
         assert f"{aside['why']}: kcoord stands aside from {part}, which each rank does for itself" in said
         ((release, told),) = found["doctor"]
         assert (release, told) == (aside["why"].partition(":")[0], f"{part} off: {aside['why'].partition(': ')[2]}")
-        lost = [[compiler, part], [*NEEDED_BY.get((compiler, part), ())]]
+        lost = [[compiler, each] for each in (part, *NEEDED_BY.get((compiler, part), ()))]
         assert found["hooked"] == [each for each in stock["hooked"] if each[:2] not in lost], name
 
 
