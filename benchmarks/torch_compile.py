@@ -28,6 +28,7 @@ _WRAPPED = {
     "regional": "under FSDP2, layer by layer",
     "none": "without a wrapper",
 }
+_WIDTH = os.environ.get("WIDTH", "0")  # of the layers; 0: small ones
 _VIRTUAL = os.environ.get("VIRTUAL") == "1"
 _ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
 _SHARED = "one shared directory, cold"
@@ -44,8 +45,9 @@ def run() -> Result:
     ranks, layers = (gpus, 12) if gpus else (_CPU["ranks"], _CPU["layers"])
     ranks, layers = (int(os.environ.get(name, given)) for name, given in (("RANKS", ranks), ("LAYERS", layers)))
     where = f"{gpus} GPUs, {ranks} ranks" if gpus else f"{ranks} ranks without a GPU"
+    wide = f" of width {_WIDTH}" if _WIDTH != "0" else ""
     result = Result(
-        f"Cold start of torch.compile {_WRAPPED[_WRAP]}, {_MODEL} of {layers} blocks, on {where}",
+        f"Cold start of torch.compile {_WRAPPED[_WRAP]}, {_MODEL} of {layers} blocks{wide}, on {where}",
         [
             "caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms", "its peak MB",
             "job's PSS MB", "processes",
@@ -121,6 +123,7 @@ def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, 
     if "KCOORD_LOCAL_DIR" not in more:
         variables["TRITON_CACHE_DIR"] = f"{caches}/triton"
     job = [str(_JOB), "--mode", mode, "--layers", str(layers), "--model", _MODEL, "--wrap", _WRAP]
+    job += ["--width", _WIDTH]
     if "{RANK}" in caches:
         own = caches.replace("{RANK}", "$RANK")
         shell = f'TORCHINDUCTOR_CACHE_DIR={own} TRITON_CACHE_DIR={own}/triton exec {sys.executable} "$0" "$@"'

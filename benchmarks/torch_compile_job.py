@@ -116,15 +116,19 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 
 
 class Job:
-    def __init__(self, model: str, layers: int, device: torch.device, wrap: str) -> None:
+    def __init__(self, model: str, layers: int, device: torch.device, wrap: str, width: int = 0) -> None:
         on_gpu = device.type == "cuda"
-        width, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
+        usual, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
         self.has_loss = model == "loss"
         if self.has_loss and not on_gpu:
             words, self.shape = 8192, (4, 128)
         torch.manual_seed(0)
         self.device, self.words = device, words
-        self.model = MODELS[model](layers, width, heads, words).to(device)
+        if width:  # billions of weights take a core minutes, and a GPU none
+            with device:
+                self.model = MODELS[model](layers, width, width // 128, words)
+        else:
+            self.model = MODELS[model](layers, usual, heads, words).to(device)
         if wrap == "ddp":
             size = {}
             if not on_gpu:  # as many units as blocks, though these are small
@@ -172,6 +176,7 @@ def main() -> None:
     parser.add_argument("--model", choices=[*MODELS], default="gpt")
     parser.add_argument("--wrap", choices=["ddp", "fsdp", "regional", "none"], default="ddp")
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=0, help="real models have 4096; 0: small")
     args = parser.parse_args()
     rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
     gpus = torch.cuda.device_count()
@@ -187,11 +192,11 @@ def main() -> None:
     begun = time.perf_counter()
     if args.mode == "rank0":
         if rank == 0:
-            first = Job(args.model, args.layers, device, wrap="none")
+            first = Job(args.model, args.layers, device, "none", args.width)
             count_work()
             first.step()
         dist.barrier()
-    job = Job(args.model, args.layers, device, args.wrap)
+    job = Job(args.model, args.layers, device, args.wrap, args.width)
     count_work()
     loss = job.step().item().hex()
     mine = time.perf_counter() - begun
