@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -29,15 +31,22 @@ _WRAPPED = {
     "none": "without a wrapper",
 }
 _WIDTH = os.environ.get("WIDTH", "0")  # of the layers; 0: small ones
+_GIVEN = os.environ.get("JOB", "").split()  # more arguments for the job, such as --dynamic
+_BATCH = "6"  # another batch size than the job's
 _VIRTUAL = os.environ.get("VIRTUAL") == "1"
-_ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
+_PLANS = os.environ.get("PLANS", "all")  # main: without the other modes of stock; else parts of names, as "cold, warm"
+_KEEP = os.environ.get("KEEP", "")
+_FOUND = Path(_KEEP) / "found.json"
 _SHARED = "one shared directory, cold"
 _EVERY = 1.0  # seconds between two looks at the job's processes
 _ANOTHER_NODE = "kcoord-torchrun on another node with the same store, cold"
 
 
 def run() -> Result:
-    """One rank a GPU, or RANKS in all; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``."""
+    """One rank a GPU, or RANKS in all; without GPUs 4 ranks and one block. VIRTUAL=1: with ``--virtual-local-rank``.
+
+    With KEEP=DIRECTORY a benchmark that was ended goes on there with the plan that it was at.
+    """
     import torch
 
     adopt_orphans()
@@ -53,13 +62,21 @@ def run() -> Result:
             "job's PSS MB", "processes",
         ],
     )  # fmt: skip
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, Any]]] = json.loads(_FOUND.read_text()) if _KEEP and _FOUND.exists() else {}
     for number in range(_RUNS):
-        with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
-            for name, launcher, count, mode, caches, more in _plans(Path(root), ranks, bool(gpus)):
-                with _away(Path(root), ("ours", "local") if name == _ANOTHER_NODE else ()):
-                    found.setdefault(name, []).append(_once(launcher, count, layers, mode, caches, more))
+        with _place(number) as root:
+            for name, launcher, count, job, caches, more in _plans(root, ranks, bool(gpus)):
+                if len(found.get(name, ())) > number:
+                    continue
+                if "cold" in name:
+                    _remove(
+                        root, ["other"] if name == _ANOTHER_NODE else [caches, "local", "store"] if more else [caches]
+                    )
+                with _away(root, ("ours", "local") if name == _ANOTHER_NODE else ()):
+                    found.setdefault(name, []).append(_once(launcher, count, layers, job, str(root / caches), more))
                 print(f"  {number + 1}/{_RUNS} {name}: {found[name][-1]['wall']:.1f} s", file=sys.stderr, flush=True)
+                if _KEEP:
+                    _FOUND.write_text(json.dumps(found))
     shared = statistics.median(each["wall"] for each in found[_SHARED])
     for name, runs in found.items():
         largest = [str(max(each[what] for each in runs)) for what in ("pss", "processes")]
@@ -68,12 +85,14 @@ def run() -> Result:
         work = [str(last[what]) for what in ("codegens", "traces", "builds")]
         result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *work, f"{last['step'] * 1e3:.1f}"])
         result.rows[-1] += [f"{last['peak'] / 1e6:.1f}", *largest]
+    if _GIVEN:
+        result.notes.append("the job has " + " ".join(_GIVEN))
     result.notes.append("with --virtual-local-rank" if _VIRTUAL else "no flag: rank N computes on cuda:N")
     result.notes.append("peak: tensors of the largest rank that are alive at once in a later step")
     result.notes.append(
         f"PSS and number of the job's processes at their most: launcher, agent, ranks, compile workers; every {_EVERY:.0f} s"
     )
-    losses = {loss for runs in found.values() for each in runs for loss in each["losses"]}
+    losses = {loss for name, runs in found.items() if "batch" not in name for each in runs for loss in each["losses"]}
     result.notes.append(
         f"medians of {_RUNS}; seconds of the slowest rank from barrier to barrier: model, compile, one training step"
     )
@@ -84,27 +103,51 @@ def run() -> Result:
 
 
 def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], int, str, str, dict[str, str]]]:
-    """(name, launcher, ranks, mode, directory of torch's caches, variables). ``{RANK}`` in a directory: each rank its own."""
+    """(name, launcher, ranks, the job's arguments, directory of torch's caches below `root`, variables).
+
+    ``{RANK}`` in a directory: each rank its own.
+    """
     virtual = ["--virtual-local-rank"] if on_gpu and _VIRTUAL else []
     stock, ours, store = [*_STOCK, *virtual], [*_OURS, *virtual], str(root / "store")
     local = {"KCOORD_LOCAL_DIR": str(root / "local"), "KCOORD_STORE": store, "KCOORD_STORE_CREATE": "1"}
     other = {**local, "KCOORD_LOCAL_DIR": str(root / "other")}
     plans = [
-        (_SHARED, stock, ranks, "together", "shared", {}),
-        ("kcoord-torchrun, cold", ours, ranks, "together", "ours", local),
-        (_ANOTHER_NODE, ours, ranks, "together", "other", other),
-        ("one shared directory, warm", stock, ranks, "together", "shared", {}),
-        ("kcoord-torchrun, warm", ours, ranks, "together", "ours", local),
+        (_SHARED, stock, ranks, "", "shared", {}),
+        ("kcoord-torchrun, cold", ours, ranks, "", "ours", local),
+        (_ANOTHER_NODE, ours, ranks, "", "other", other),
+        ("one shared directory, warm", stock, ranks, "", "shared", {}),
+        ("kcoord-torchrun, warm", ours, ranks, "", "ours", local),
+        ("one shared directory, another batch size", stock, ranks, f"--batch {_BATCH}", "shared", {}),
+        ("kcoord-torchrun, another batch size", ours, ranks, f"--batch {_BATCH}", "ours", local),
     ]
-    if _ALL:
+    if _PLANS != "main":
         plans += [
-            ("one rank alone, cold", _STOCK, 1, "together", "alone", {}),
-            ("a private directory per rank, cold", stock, ranks, "together", "private{RANK}", {}),
-            ("rank 0 first, then the others, cold", stock, ranks, "rank0", "first", {}),
+            ("one rank alone, cold", _STOCK, 1, "", "alone", {}),
+            ("a private directory per rank, cold", stock, ranks, "", "private{RANK}", {}),
+            ("rank 0 first, then the others, cold", stock, ranks, "--mode rank0", "first", {}),
         ]
-    return [
-        (name, launcher, count, mode, str(root / caches), more) for name, launcher, count, mode, caches, more in plans
-    ]
+    return [plan for plan in plans if _PLANS in ("all", "main") or any(each in plan[0] for each in _PLANS.split(", "))]
+
+
+@contextlib.contextmanager
+def _place(number: int) -> Iterator[Path]:
+    """The directory of one run of all plans. What an ended run had put away is back."""
+    if not _KEEP:
+        with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
+            yield Path(root)
+        return
+    place = Path(_KEEP) / str(number)
+    place.mkdir(parents=True, exist_ok=True)
+    for away in place.glob("*.away"):
+        away.rename(away.with_suffix(""))
+    yield place
+
+
+def _remove(root: Path, names: list[str]) -> None:
+    """What an ended run of a plan has left of its caches."""
+    for name in names:
+        for each in root.glob(name.replace("{RANK}", "*")):
+            shutil.rmtree(each)
 
 
 @contextlib.contextmanager
@@ -117,13 +160,26 @@ def _away(root: Path, names: tuple[str, ...]) -> Iterator[None]:
         (root / f"{name}.away").rename(root / name)
 
 
-def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, more: dict[str, str]) -> dict[str, Any]:
+def _once(
+    launcher: list[str], ranks: int, layers: int, given: str, caches: str, more: dict[str, str]
+) -> dict[str, Any]:
     command = [sys.executable, *launcher, "--standalone", "--nproc-per-node", str(ranks)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": caches, **more}
     if "KCOORD_LOCAL_DIR" not in more:
         variables["TRITON_CACHE_DIR"] = f"{caches}/triton"
-    job = [str(_JOB), "--mode", mode, "--layers", str(layers), "--model", _MODEL, "--wrap", _WRAP]
-    job += ["--width", _WIDTH]
+    job = [
+        str(_JOB),
+        "--layers",
+        str(layers),
+        "--model",
+        _MODEL,
+        "--wrap",
+        _WRAP,
+        "--width",
+        _WIDTH,
+        *given.split(),
+        *_GIVEN,
+    ]
     if "{RANK}" in caches:
         own = caches.replace("{RANK}", "$RANK")
         shell = f'TORCHINDUCTOR_CACHE_DIR={own} TRITON_CACHE_DIR={own}/triton exec {sys.executable} "$0" "$@"'

@@ -116,12 +116,13 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 
 
 class Job:
-    def __init__(self, model: str, layers: int, device: torch.device, wrap: str, width: int = 0) -> None:
-        on_gpu = device.type == "cuda"
-        usual, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
+    def __init__(self, args: argparse.Namespace, device: torch.device, wrap: str) -> None:
+        model, layers, width, on_gpu = args.model, args.layers, args.width, device.type == "cuda"
+        usual, heads, words, (batch, length) = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
         self.has_loss = model == "loss"
         if self.has_loss and not on_gpu:
-            words, self.shape = 8192, (4, 128)
+            words, (batch, length) = 8192, (4, 128)
+        self.shape = (args.batch or batch, length)
         torch.manual_seed(0)
         self.device, self.words = device, words
         if width:  # billions of weights take a core minutes, and a GPU none
@@ -142,8 +143,8 @@ class Job:
             fully_shard(self.model)
         if wrap == "regional":
             for layer in layers_of(self.model):
-                layer.compile()
-        self.compiled = self.model if wrap == "regional" else torch.compile(self.model)
+                layer.compile(dynamic=args.dynamic)
+        self.compiled = self.model if wrap == "regional" else torch.compile(self.model, dynamic=args.dynamic)
 
     def step(self) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -177,7 +178,11 @@ def main() -> None:
     parser.add_argument("--wrap", choices=["ddp", "fsdp", "regional", "none"], default="ddp")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=0, help="real models have 4096; 0: small")
+    parser.add_argument("--batch", type=int, default=0, help="sequences in a step; 0: as usual")
+    parser.add_argument("--dynamic", action="store_true", default=None, help="with symbolic sizes")
+    parser.add_argument("--compiled-autograd", action="store_true", help="the backward is traced as it runs")
     args = parser.parse_args()
+    torch._dynamo.config.compiled_autograd = args.compiled_autograd
     rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus) if on_gpu else torch.device("cpu")
@@ -192,11 +197,11 @@ def main() -> None:
     begun = time.perf_counter()
     if args.mode == "rank0":
         if rank == 0:
-            first = Job(args.model, args.layers, device, "none", args.width)
+            first = Job(args, device, "none")
             count_work()
             first.step()
         dist.barrier()
-    job = Job(args.model, args.layers, device, args.wrap, args.width)
+    job = Job(args, device, args.wrap)
     count_work()
     loss = job.step().item().hex()
     mine = time.perf_counter() - begun
