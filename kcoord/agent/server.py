@@ -67,13 +67,13 @@ class Agent:
         self._metrics, self._page, self._serves = metrics, page, serves
         self._store_root = store.root if store is not None else None
         self._services = Services(settings, leases, store, notices, self.id, metrics, tells_clients=tells_clients)
-        self._launchers = Launchers(owned)
+        self._launchers = Launchers(owned, settings.job)
         self._services.handlers |= {
             messages.Status: lambda *_: messages.Facts(self.status()),
             messages.Stop: self._stop,
             messages.Attend: self._attend,
             messages.Leave: self._leave,
-            messages.HandOver: lambda *_: messages.Left(last=not self.hand_over(), ends=0),
+            messages.HandOver: self._hand_over,
         }
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
@@ -204,25 +204,30 @@ class Agent:
 
     def _attend(self, connection: Connection, _: int, message: messages.Attend) -> messages.Answer:
         self._services.connections.must_live(connection)
-        self._launchers.attend(connection.id)
+        self._launchers.attend(connection.id, message.job)
         return messages.Done()
 
     def _leave(self, connection: Connection, _: int, message: messages.Leave) -> messages.Answer:
-        last = self._launchers.leaves(connection.id)
-        return messages.Left(last, ends=os.getpid() if last and self.handed_over else 0)
+        last, last_of_job = self._launchers.leaves(connection.id)
+        return messages.Left(last, last_of_job, ends=os.getpid() if last and self.handed_over else 0)
+
+    def _hand_over(self, connection: Connection, _: int, message: messages.HandOver) -> messages.Answer:
+        last_of_job = self._settings.job not in self._launchers.staying()
+        return messages.Left(not self.hand_over(), last_of_job, ends=0)
 
 
 class Launchers:
-    """The launchers that keep an agent alive: its owner, if one started it (`owned`), and others of the node, which attend.
+    """The launchers that keep an agent alive: its owner, which started it for `job` (if it is `owned`), and others of the node,
+    which attend.
 
     One `kcoord exec` for each task of a node (``srun --ntasks-per-node=8 kcoord exec -- …``) is the usual case: the first one
     starts the agent, and may well be the first to end. The agent ends with the last of them. Not guaranteed: that the successor
     of a killed agent knows of the others.
     """
 
-    def __init__(self, owned: bool) -> None:
-        self._owner_is_here, self._ownerless = owned, not owned
-        self._others: set[int] = set()  # connections of the launchers that attend
+    def __init__(self, owned: bool, job: str | None) -> None:
+        self._owner_is_here, self._ownerless, self._job = owned, not owned, job
+        self._others: dict[int, str | None] = {}  # launchers that attend: connection → job
         self._leaving: set[int] = set()  # those among them that are ending
 
     @property
@@ -230,18 +235,25 @@ class Launchers:
         """True once the owner has left the agent to others."""
         return not (self._ownerless or self._owner_is_here)
 
-    def attend(self, connection: int) -> None:
-        self._others.add(connection)
+    def attend(self, connection: int, job: str | None) -> None:
+        self._others[connection] = job
 
-    def leaves(self, connection: int) -> bool:
-        """The launcher with this `connection` ends. True if no other stays; of several that end at once, for the last."""
+    def leaves(self, connection: int) -> tuple[bool, bool]:
+        """The launcher with this `connection` ends. Is it the last one, and the last one of its job? Of several that end at once,
+        one is.
+        """
         if connection in self._others:
             self._leaving.add(connection)
-        return not self._owner_is_here and self._others <= self._leaving | {connection}
+        staying = [*self.staying(), *([self._job] if self._owner_is_here else [])]
+        return not staying, self._others.get(connection) not in staying
+
+    def staying(self) -> list[str | None]:
+        """The jobs of the launchers that attend and do not end."""
+        return [job for connection, job in self._others.items() if connection not in self._leaving]
 
     def owner_leaves(self) -> bool:
         """The owner ends, or has ended. True: the agent goes on for others. False: there are none, or they end, too."""
-        stays = not self._others <= self._leaving
+        stays = bool(self.staying())
         if stays:
             self._owner_is_here = False
         return stays
@@ -250,7 +262,7 @@ class Launchers:
         """True if the owner and all others have gone now: the agent ends. Never of an agent that has no owner."""
         if connection not in self._others:
             return False
-        self._others.remove(connection)
+        del self._others[connection]
         self._leaving.discard(connection)
         return self.handed_over and not self._others
 

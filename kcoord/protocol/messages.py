@@ -217,9 +217,12 @@ class Work(Answer, op="work"):
 
 @dataclass(frozen=True)
 class Left(Answer, op="left"):
-    """`last`: no other launcher uses the agent. `ends`: the agent's process, if it ends with this launcher; else 0."""
+    """`last`: no other launcher uses the agent. `last_of_job`: none of the same job does. `ends`: the agent's process, if it ends
+    with this launcher; else 0.
+    """
 
     last: bool
+    last_of_job: bool
     ends: int
 
 
@@ -413,8 +416,11 @@ class Stop(Request, op="stop"):
     """Tell the agent to end."""
 
 
+@dataclass(frozen=True)
 class Attend(Request, op="attend"):
-    """A launcher uses the agent: it goes on for as long as this connection is open."""
+    """A launcher of `job` uses the agent: it goes on for as long as this connection is open."""
+
+    job: Job | None = None
 
 
 class Leave(Request, op="leave"):

@@ -1,7 +1,8 @@
 """The agent of a launched job: found or started, restarted if it dies, asked for a summary, stopped.
 
 A launcher that finds another launcher's agent on the node attends it, as under ``srun --ntasks-per-node=8 kcoord exec -- …``: the
-agent ends with the last of them, which prints the summary. No launcher waits for another one: no exit code is delayed.
+agent ends with the last of them. The last one of each job prints its summary. No launcher waits for another one: no exit code is
+delayed.
 
 The launcher owns the listening socket. It restarts a dead agent on the same socket, so ranks that connect meanwhile wait in the
 backlog until the new agent is up.
@@ -50,16 +51,16 @@ class Attendance:
 
     def __init__(self, settings: Settings) -> None:
         self._client = AgentClient(replace(settings, spawn=False), Notices())  # keeps one open connection
-        self._client.ask(Attend(), Done, quietly=True)
+        self._client.ask(Attend(settings.job), Done, quietly=True)
         self._ends = 0
 
-    def is_last(self) -> bool:
-        """True if no other launcher attends or owns the agent."""
+    def is_last_of_job(self) -> bool:
+        """True if no other launcher of the job attends or owns the agent."""
         answer = self._client.ask(Leave(), Left, quietly=True)
         if answer is None:
             return False  # a dead agent has no summary
         self._ends = answer.ends
-        return answer.last
+        return answer.last_of_job
 
     def end(self, timeout: float) -> None:
         """Leave. If that ends the agent, wait at most `timeout` seconds for its last publishes.
@@ -78,11 +79,10 @@ class Attendance:
             os.close(ended)
 
 
-def _hand_over(settings: Settings) -> bool | None:
-    """Announce the end of this launcher to its agent. True: the agent stays, for other launchers. None: it does not answer."""
+def _hand_over(settings: Settings) -> Left | None:
+    """Announce the end of this launcher to its agent. None: it does not answer."""
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
-        answer = client.ask(HandOver(), Left, quietly=True)
-    return None if answer is None else not answer.last
+        return client.ask(HandOver(), Left, quietly=True)
 
 
 class Supervisor:
@@ -121,22 +121,23 @@ class Supervisor:
         self._thread.start()
 
     def leave(self) -> bool:
-        """True if this launcher is to print the summary: no other launcher of this node uses the agent, and it answers.
+        """True if this launcher is to print the summary: no other launcher of its job uses the agent, and it answers.
 
         If another one uses it, an agent of ours keeps running, and `stop` leaves it alone.
         """
         if self._attendance is not None:
-            return self._attendance.is_last()
+            return self._attendance.is_last_of_job()
         if self._listener is None:
             return False
-        stays = _hand_over(self.settings)
-        if stays is None:
+        left = _hand_over(self.settings)
+        if left is None:
             say(f"no agent answers at {self.settings.socket_path}: there is no summary; was its directory removed?")
-        if stays:
+            return False
+        if not left.last:
             self._stopping.set()
             self._listener.close()  # the socket's name stays
             self._listener, self._handed_over = None, True
-        return stays is False
+        return left.last_of_job
 
     def stop(self) -> None:
         """Drain and end the agent, if it is ours, and remove its socket, even if a signal's exception ends the wait."""

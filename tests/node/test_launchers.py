@@ -17,11 +17,11 @@ EXEC = (*KCOORD, "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"
 
 
-def launcher(sandbox: Sandbox, name: str, then: str = "true") -> Started:
+def launcher(sandbox: Sandbox, name: str, then: str = "true", job: str = "the-job") -> Started:
     """`kcoord exec` of a command that waits until the file `name` is there; returns when the command runs."""
     up, gate = sandbox.root / f"{name}-up", sandbox.root / name
     command = f"touch {up}; until [ -e {gate} ]; do sleep 0.05; done; {then}"
-    process = sandbox.fork_kcoord(*EXEC, command, KCOORD_JOB="the-job")
+    process = sandbox.fork_kcoord(*EXEC, command, KCOORD_JOB=job)
     eventually(lambda: up.exists() or process.poll() is not None)
     return process
 
@@ -56,6 +56,18 @@ def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sa
     assert "3 kernels: 3 compiled, 4 loaded" in done.stderr, "the last one sums up for all"
     assert not agents(sandbox), "it has ended before its last launcher has"
     assert not list(sandbox.local.glob("*.sock"))
+
+
+@pytest.mark.parametrize("order", ["the agent's owner first", "the other first"])
+def test_each_job_of_a_node_ends_with_its_own_line(sandbox: Sandbox, order: str) -> None:
+    jobs = [launcher(sandbox, name, f"{_rank()} {kernels}", name) for kernels, name in ((2, "first"), (3, "second"))]
+    assert len(agents(sandbox)) == 1
+    in_order = [("first", jobs[0]), ("second", jobs[1])]
+    for name, job in in_order if order == "the agent's owner first" else in_order[::-1]:
+        (sandbox.root / name).touch()
+        lines = [line for line in finish(job).stderr.splitlines() if " kernels: " in line]
+        assert [line.endswith(f"kcoord report {name}") for line in lines] == [True], lines
+    assert not agents(sandbox)
 
 
 def test_a_launchers_output_ends_with_it_also_if_its_agent_goes_on(sandbox: Sandbox) -> None:
@@ -99,28 +111,31 @@ def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
 
 
 def test_who_is_last() -> None:
-    launchers = Launchers(True)
+    launchers = Launchers(True, "a job")
     assert not launchers.owner_leaves()
-    launchers.attend(1)
-    launchers.attend(2)
-    assert not launchers.leaves(1)
+    launchers.attend(1, "a job")
+    launchers.attend(2, "another")
+    launchers.attend(3, "another")
+    assert launchers.leaves(1) == (False, False)
     assert launchers.owner_leaves()
     assert launchers.handed_over
     assert not launchers.gone(1)
     assert not launchers.gone(7), "a rank"
-    assert launchers.leaves(2)
-    assert launchers.gone(2)
+    assert launchers.leaves(2) == (False, False)
+    assert launchers.leaves(3) == (True, True)
+    assert not launchers.gone(2)
+    assert launchers.gone(3)
 
 
 def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
-    others = Launchers(True)
-    others.attend(1)
-    others.attend(2)
+    others = Launchers(True, "a job")
+    others.attend(1, "a job")
+    others.attend(2, "a job")
     assert others.owner_leaves()
-    assert [others.leaves(1), others.leaves(2)] == [False, True], "neither has gone yet"
-    with_owner = Launchers(True)
-    with_owner.attend(1)
-    assert not with_owner.leaves(1)
+    assert [others.leaves(1), others.leaves(2)] == [(False, False), (True, True)], "neither has gone yet"
+    with_owner = Launchers(True, "a job")
+    with_owner.attend(1, "a job")
+    assert with_owner.leaves(1) == (False, False)
     assert not with_owner.owner_leaves(), "the other one ends, too, and has been told that it is not the last"
 
 

@@ -42,7 +42,7 @@ REQUESTS: list[Request] = [
     messages.Stats(),
     messages.Stats("job"),
     messages.Stop(),
-    messages.Attend(),
+    messages.Attend("a job"),
     messages.Leave(),
     messages.HandOver(),
 ]
@@ -65,7 +65,7 @@ ANSWERS: list[Answer] = [
     messages.Joined(4, ["kernels"]),
     messages.Work({"a": 1}),
     messages.Work(over=True),
-    messages.Left(last=True, ends=7),
+    messages.Left(last=True, last_of_job=True, ends=7),
     messages.Facts({"flights": [], "notices": ["a line"]}),
 ]
 
