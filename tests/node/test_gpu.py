@@ -141,7 +141,7 @@ ALONE = ["--virtual-local-rank"]  # each rank sees its own GPU
 def test_each_way_to_train_has_stocks_losses_and_its_graphs_are_compiled_once(
     sandbox: Sandbox, flags: list[str], later: list[str], ways: tuple[str, ...]
 ) -> None:
-    """A rank that meets a unit under way traces it, too. A later job loads all units, whether its ranks see the same GPUs or not."""
+    """A rank that meets a unit under way traces it, too. A later job loads all, whether its ranks see the same GPUs or not."""
     for library, way in (("transformers", "hf_trainer"), ("lightning", "lightning")):
         if way in ways:
             pytest.importorskip(library)
