@@ -58,7 +58,7 @@ test-newest: setup
 	  $(if $(filter index,$(RELEASES)),--index) $(if $(SECONDS),--seconds $(SECONDS)) -- $(ARGS)
 
 # Code that was moved to another GPU beside what a release of torch for CUDA generates for that GPU. It needs no GPU.
-MOVED ?= torch==2.14.1 torch==2.13.0 torch==2.11.0
+MOVED ?= torch==2.15.0 torch==2.14.1 torch==2.13.0 torch==2.11.0
 test-moved:
 	for release in $(MOVED); do \
 	  place=.venv/moved/$$release; \

@@ -23,7 +23,7 @@ _COLLECTIVE = {
         "runtime_estimations_align_across_all_distributed_ranks",
         "reorder_for_compute_comm_overlap_broadcast_runtime_estimations",
     ),
-    "torch._functorch.config": ("_sync_decision_cross_ranks",),
+    "torch._functorch.config": ("_sync_decision_cross_ranks", "_sync_cache_decision_cross_ranks"),
 }
 """Settings under which ranks talk to each other while they compile. A rank that waits for the compile would not answer."""
 
@@ -52,7 +52,7 @@ _HARMLESS = {
     "torch._functorch.config": {"unsafe_allow_optimization_of_collectives"},  # which tensors are saved, by this rank's graph
     "torch._dynamo.config": {"enable_compiler_collectives"},  # Dynamo talks before it has a graph to compile
 }  # fmt: skip
-"""Switches with such names that were read in torch 2.11 to 2.14."""
+"""Switches with such names that were read in torch 2.11 to 2.15."""
 
 _CUSTOM = {
     "torch._inductor.config": (

@@ -23,7 +23,7 @@ from kcoord.backends.inductor.request import UNIT
 from kcoord.backends.reliances import release_of, stand_aside
 from kcoord.backends.wrapping import is_wrapped
 
-RELEASES = frozenset({"2.11.0", "2.13.0", "2.14.1"})
+RELEASES = frozenset({"2.11.0", "2.13.0", "2.14.1", "2.15.0"})
 
 _HERE = "kcoord-this-gpu"
 """In keys. No device has this name, so torch without kcoord finds no entry that may have to be moved."""

@@ -57,11 +57,11 @@ def test_every_switch_of_this_torch_that_may_make_ranks_talk_has_been_judged() -
 def test_a_switch_of_a_later_torch_that_is_on_and_may_make_ranks_talk_is_named(
     monkeypatch: pytest.MonkeyPatch, value: bool
 ) -> None:
-    """As torch 2.15 has one: an all_reduce within a decision about its cache."""
+    """Torch 2.15 brought such a one: an all_reduce within a decision about its cache."""
     import torch._functorch.config as config
     from torch.utils._config_module import Config
 
-    name, plain = "_sync_cache_decision_cross_ranks", graph_of(lambda x: x @ x)
+    name, plain = "_sync_another_decision_cross_ranks", graph_of(lambda x: x @ x)
     kind = type(next(iter(config._config.values())))
     given = (Config(default=value, value_type=bool), name)[: len(inspect.signature(kind).parameters)]  # torch 2.11: one
     monkeypatch.setitem(config._config, name, kind(*given))

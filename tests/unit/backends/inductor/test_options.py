@@ -28,6 +28,8 @@ _INDUCTOR = {
     # where and how a compile runs, or what it writes beside the code
     "compile_threads": "the number of workers",
     "worker_start_method": "how workers start",
+    "compile_worker_mode": "processes, or threads in a Python without a GIL",
+    "compile_worker_watchdog_interval_seconds": "how often a worker that works for long is reported",
     "trace": "files for people to read",
     "fx_graph_cache": "whether torch's own cache answers; kcoord is asked through it",
     "fx_graph_remote_cache": "whether a remote one does",
@@ -44,6 +46,9 @@ _INDUCTOR = {
     # inputs whose effect is in the graph
     "pre_grad_pass_timing": "early: its effect is in the graph; late: torch's key holds the pass",
     "_fuse_ddp_communication_passes": "torch's key holds each of them, apart from the other options",
+    # names of other options, which are in torch's key
+    "benchmark_epilogue_fusion": "benchmark_template_fusion",
+    "max_epilogue_benchmarked_choices": "max_template_fusion_benchmarked_choices",
     # paths
     "cuda.cutlass_dir": "CUTLASS' place; its release belongs to an installation, as ptxas' does",
     "cutlass.cutlass_dir": "the same",
