@@ -138,7 +138,9 @@ def calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "check_node_safe", partial(autograd_cache.check_node_safe, node)
     yield "record_artifact", partial(CacheArtifactManager.record_artifact, "kind", "key", b"")
     yield "read_and_emit", partial(TritonBundler.read_and_emit, types.SimpleNamespace(kernel_artifacts=[]))
-    backward = partial(graph_compile._aot_stage2b_bw_compile, *[None] * 5, Config(), None)
+    of_backward = inspect.signature(graph_compile._aot_stage2b_bw_compile).parameters
+    configs = (Config() if name == "aot_config" else None for name in of_backward if name != "added")
+    backward = partial(graph_compile._aot_stage2b_bw_compile, *configs)
     yield "backward", backward
     compiles.leading = lambda: types.SimpleNamespace(kind=UNIT)  # type: ignore[assignment, return-value]
     yield "leader's backward", backward

@@ -14,7 +14,11 @@ from tests.support.sandbox import PROGRAMS, Sandbox
 
 PROGRAM = PROGRAMS / "releases.py"
 NEEDED_BY = {
-    ("inductor", "units and graphs"): ("overlap of DDP's buckets", "units that another rank compiles"),
+    ("inductor", "units and graphs"): (
+        "overlap of DDP's buckets",
+        "units that another rank compiles",
+        "graphs of other GPUs",
+    ),
     ("tilelang", "kernels"): ("tuning",),
     ("triton", "kernels"): ("tuning",),
 }
