@@ -245,7 +245,7 @@ class Launchers:
         if connection in self._others:
             self._leaving.add(connection)
         staying = [*self.staying(), *([self._job] if self._owner_is_here else [])]
-        return not staying, self._others.get(connection) not in staying
+        return not staying, self._others.get(connection, self._job) not in staying
 
     def staying(self) -> list[str | None]:
         """The jobs of the launchers that attend and do not end."""

@@ -127,6 +127,10 @@ def test_who_is_last() -> None:
     assert launchers.gone(3)
 
 
+def test_a_launcher_that_a_successor_of_its_agent_does_not_know_leaves_the_line_to_the_owner() -> None:
+    assert Launchers(True, "a job").leaves(1) == (False, False)
+
+
 def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
     others = Launchers(True, "a job")
     others.attend(1, "a job")
