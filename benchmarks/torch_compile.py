@@ -34,7 +34,7 @@ _WIDTH = os.environ.get("WIDTH", "0")  # of the layers; 0: small ones
 _GIVEN = os.environ.get("JOB", "").split()  # more arguments for the job, such as --dynamic
 _BATCH = "6"  # another batch size than the job's
 _VIRTUAL = os.environ.get("VIRTUAL") == "1"
-_PLANS = os.environ.get("PLANS", "all")  # main: without the other modes of stock; else parts of names, as "cold, warm"
+_ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
 _KEEP = os.environ.get("KEEP", "")
 _FOUND = Path(_KEEP) / "found.json"
 _SHARED = "one shared directory, cold"
@@ -120,13 +120,13 @@ def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], i
         ("one shared directory, another batch size", stock, ranks, f"--batch {_BATCH}", "shared", {}),
         ("kcoord-torchrun, another batch size", ours, ranks, f"--batch {_BATCH}", "ours", local),
     ]
-    if _PLANS != "main":
+    if _ALL:
         plans += [
             ("one rank alone, cold", _STOCK, 1, "", "alone", {}),
             ("a private directory per rank, cold", stock, ranks, "", "private{RANK}", {}),
             ("rank 0 first, then the others, cold", stock, ranks, "--mode rank0", "first", {}),
         ]
-    return [plan for plan in plans if _PLANS in ("all", "main") or any(each in plan[0] for each in _PLANS.split(", "))]
+    return plans
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ def seconds_left(seconds: Sequence[float], done: int, ranks: int) -> float:
 
 
 def line_of(title: str, look: Look, seconds: Sequence[float], ranks: int) -> str:
-    """One line."""
+    """The line that tells of `look`, without control characters."""
     parts = [f"{title}: {look.done} of {len(seconds)} keys", f"{look.compiled} compiled"]
     left = seconds_left(seconds, look.done, ranks)
     parts += [f"about {left:.0f} s left"] if left >= 1 else []
@@ -47,7 +47,7 @@ def shown(
     first: float = 1.0,
     every: float = 10.0,
 ) -> Iterator[None]:
-    """Show the state that `look` returns while the block runs, in a thread of its own; `look` may block, and delays nothing.
+    """Print the state that `look` returns, from a thread, while the block runs. A blocked `look` delays the end by 1 s at most.
 
     A line after `first` seconds, and then `every` so many. `seconds` are the recorded seconds of each key. The stream is stderr
     by default; lines that cannot be written are dropped.

@@ -54,20 +54,25 @@ def test_every_switch_of_this_torch_that_may_make_ranks_talk_has_been_judged() -
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_a_switch_of_a_later_torch_that_is_on_and_may_make_ranks_talk_is_named(
-    monkeypatch: pytest.MonkeyPatch, value: bool
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("_sync_another_decision_cross_ranks", "is on"), ("_sync_cache_decision_cross_ranks", "is set")],
+    ids=["of a later one", "of 2.15"],
+)
+def test_a_switch_of_a_newer_torch_that_is_on_and_may_make_ranks_talk_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, named: str, value: bool
 ) -> None:
-    """Torch 2.15 brought such a one: an all_reduce within a decision about its cache."""
+    """That of torch 2.15 is an all_reduce within a decision about its cache."""
     import torch._functorch.config as config
     from torch.utils._config_module import Config
 
-    name, plain = "_sync_another_decision_cross_ranks", graph_of(lambda x: x @ x)
+    plain = graph_of(lambda x: x @ x)
     kind = type(next(iter(config._config.values())))
     given = (Config(default=value, value_type=bool), name)[: len(inspect.signature(kind).parameters)]  # torch 2.11: one
     monkeypatch.setitem(config._config, name, kind(*given))
     for kind in (UNIT, GRAPH):
         found = conditions.problem(kind, plain)
-        assert (f"torch._functorch.config.{name} is on" in found) is value
+        assert (f"torch._functorch.config.{name} {named}" in found) is value
         assert bool(found) is value
 
 
