@@ -11,9 +11,9 @@ order; the agent carries them out and reports their results as further events. A
 ACQUIRING is one coroutine of `kcoord.agent.acquisition`, from the lease to the store. Where an artifact landed on this node is
 remembered, for ranks that looked there a moment too early, or that have a directory each. If it is gone the claim comes `again`.
 
-A claim that does not wait is Busy if its key has a flight, else it begins one. If another node then turns out to have the
-lease, the claim is Busy too, and the flight ends unless somebody else waits. That the other node has the lease is remembered for
-a moment: ranks of one node that walk the same list do not each ask the lease service about each key.
+A claim that does not wait is Busy as soon as its key is being compiled, here or on another node; until then it waits, for the
+artifact may be in the store. If nobody else waits, the flight ends. That another node has the lease is remembered for a moment:
+ranks of one node that walk the same list do not each ask the lease service about each key.
 
 A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
 this node compiles beside the leader, which is here or on another node. The files that land first are everybody's, and later
@@ -29,7 +29,7 @@ Invariants, held after every event:
 - a flight that is not LANDING and has neither waiters nor leader nor hedge does not exist;
 - nobody waits, and nobody hedges, for a key that has landed;
 - a token that is not the leader's or the hedge's changes nothing;
-- a claim that does not wait is the first of its flight, and is there while nobody compiles: it never inherits a lead.
+- a claim that does not wait is there while nobody leads: it never inherits a lead.
 """
 
 from __future__ import annotations
@@ -223,6 +223,13 @@ class Flight:
         self.waiters.clear()
         return answers
 
+    def send_away(self) -> list[Reply]:
+        """The key is being compiled: answer the claims that do not wait for that."""
+        leaving = [w for w in self.waiters.values() if not w.waits]
+        for claimant in leaving:
+            del self.waiters[claimant.id]
+        return [Reply(w, BUSY) for w in leaving]
+
     def due_hedge(self, now: float) -> Claimant | None:
         """The waiter that is to compile beside the leader, if that is slow by now."""
         due = self.hedge is None and self.is_led and now >= self.hedge_from + self.slow_after()
@@ -288,7 +295,7 @@ class Flights:
         if home := self._landed.get(key):
             return [Reply(claimant, Ready("store" if flight is None else "wait"), home, remembered=True)]
         if flight is not None:
-            if not claimant.waits:
+            if not claimant.waits and (flight.remote or flight.attempts()):
                 return [Reply(claimant, BUSY)]
             flight.waiters[claimant.id] = claimant
             return []
@@ -390,10 +397,7 @@ class Flights:
             actions += flight.succeed(now)
         else:
             self._elsewhere[key] = until
-        leaving = [w for w in flight.waiters.values() if not w.waits]
-        for claimant in leaving:
-            del flight.waiters[claimant.id]
-        return [*actions, *(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
+        return [*actions, *flight.send_away(), *self._end_if_deserted(flight)]
 
     def found(
         self, key: str, serial: int, home: str, manifest: str | None = None, *, packed: bool = False
@@ -492,12 +496,12 @@ class Flights:
         flight.hedge_from = now
         if flight.hedge is not None:
             flight.leader, flight.hedge = flight.hedge, None
-            return []
+            return [*flight.send_away()]
         if not flight.waiters:
             return self._end(flight, EndLease(flight.key, flight.serial))
         works = flight.leader is not None and flight.leader.works  # until it is seen what the next one does
         flight.leader = flight.attempt_of(next(iter(flight.waiters.values())), now, works)
-        return [Reply(flight.leader.claimant, Lead(flight.leader.token))]
+        return [Reply(flight.leader.claimant, Lead(flight.leader.token)), *flight.send_away()]
 
     def _end_attempts(self, flight: Flight, now: float, is_over: Callable[[Attempt], bool]) -> list[Action]:
         """End the attempts that are over, but not those whose files are being published; then the flight, if nobody is left."""

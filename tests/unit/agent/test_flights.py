@@ -132,6 +132,26 @@ def test_a_rank_that_looked_a_moment_too_early_is_sent_to_what_has_landed() -> N
 # Claims that do not wait.
 
 
+def test_claims_that_do_not_wait_have_an_artifact_that_is_being_fetched_from_the_store() -> None:
+    flights, other = new_flights(), replace(HURRIED, id=5, owner=15)
+    flights.claim(HURRIED, 0.0)
+    assert flights.claim(other, 0.0) == []
+    assert answered(flights.found(KEY, 1, A.home, "abc")) == dict.fromkeys((4, 5), (Ready("store"), A.home))
+
+
+@pytest.mark.parametrize("first", [A, HURRIED])
+def test_once_the_store_has_nothing_the_first_claim_leads_and_only_those_that_wait_stay(first: Claimant) -> None:
+    flights, other = new_flights(), replace(HURRIED, id=5, owner=15)
+    for claimant in (first, B, other):
+        flights.claim(claimant, 0.0)
+    lead, busy = flights.may_compile(KEY, 1, 0.0)
+    assert isinstance(lead, Reply)
+    assert (lead.claimant, type(lead.answer), busy) == (first, Lead, Reply(other, BUSY))
+    (flight,) = flights
+    assert list(flight.waiters.values()) == [B]
+    assert flights.claim(other, 0.0) == [Reply(other, BUSY)]
+
+
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
