@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,7 +47,7 @@ from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
-_UNIT_KEY = "a"  # what torch's keys of units begin with
+_UNIT_KEY = re.compile(r"a\w{40,}")  # torch's own; a drawn one is a number, or a UUID from torch 2.15 on
 _TOOK = "forward_time_taken_ns", "backward_time_taken_ns", "_time_taken_ns"  # of torch's entries of both kinds
 _LOOKUP = "cls key local remote_cache evaluate_guards hints"
 _AOT, _TUNER = "_functorch._aot_autograd", "_inductor.runtime.triton_heuristics:CachingAutotuner"
@@ -253,7 +254,7 @@ def _count(kind: str, key: str, hints: list[int], found: Any, begun: float) -> N
 
 def _asked(open_compile: OpenCompile, key: str, hints: list[int]) -> Entry:
     kind = open_compile.kind
-    if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
+    if kind == UNIT and not _UNIT_KEY.fullmatch(key):  # with `bypass_autograd_cache_key`
         open_compile.problem = _told(UNIT, "torch has drawn its key at random")
     donated = _donated() if kind == GRAPH else ()
     return Entry(kind, key, tuple(map(int, hints)), donated, open_compile.problem, open_compile.graph)

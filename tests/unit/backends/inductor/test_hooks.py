@@ -61,3 +61,12 @@ def test_a_unit_whose_key_torch_has_drawn_at_random_is_not_shared(sandbox: Sandb
         done = sandbox.run_forked("-c", DRAWN, factor, TORCHINDUCTOR_CACHE_DIR=caches)
         assert (done.stdout, done.returncode) == (f"{float(factor) + 1}\n", 0), done.stderr
         assert "torch has drawn its key at random" in done.stderr
+
+
+@pytest.mark.parametrize(("key", "is_drawn"), [("0.8444218515250481", True), ("a" * 32, True), ("a" + "b" * 51, False)])
+def test_a_number_and_a_uuid_are_no_keys_of_torch(key: str, is_drawn: bool) -> None:
+    from kcoord.backends.inductor import hooks
+    from kcoord.backends.inductor.compiles import OpenCompile
+    from kcoord.backends.inductor.request import UNIT
+
+    assert bool(hooks._asked(OpenCompile(UNIT), key, []).problem) is is_drawn
