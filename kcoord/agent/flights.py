@@ -450,7 +450,10 @@ class Flights:
             if flight.is_overdue(now, self._max_wait):
                 if flight.overdue is None and flight.remote:
                     self.overdue[flight.remote] = None
-                actions += [*flight.end_waits(now, self._max_wait), *self._end_if_deserted(flight)]
+                actions += flight.end_waits(now, self._max_wait)
+                if flight.attempts():
+                    actions += flight.send_away()
+                actions += self._end_if_deserted(flight)
             if may_hedge and (claimant := flight.due_hedge(now)) is not None:
                 actions.append(flight.hedged_by(claimant, now))
         for key in [k for k, f in self._failures.items() if now >= f.until]:

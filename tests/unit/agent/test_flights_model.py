@@ -220,7 +220,7 @@ class Server:
             assert flight.waiters or flight.leader or flight.hedge
         for waiter in flight.waiters.values():
             if not waiter.waits:
-                assert flight.leader is None, "a claim that does not wait waits for a compile on this node"
+                assert not flight.attempts(), "a claim that does not wait waits for a compile on this node"
                 assert not flight.remote, "a claim that does not wait waits for a compile on another node"
         if flight.leader is not None:
             assert flight.serial in self.held, "a flight leads without its lease"
