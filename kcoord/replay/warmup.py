@@ -95,7 +95,7 @@ def warmup(
     shared, own = divided(_recipes(name, tell) if name else given, parsed)  # type: ignore[arg-type]
     ranks, nodes = ranks_of(), nodes_of()
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
-    callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    callers = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     workers = max(0, int(cores()) - callers if workers is None else workers)
     walk = Walk(coordinator, len(shared) + len(own), progress if callable(progress) else None, tell)
     shows = progress is True and ranks.rank in (None, 0)
@@ -107,7 +107,7 @@ def warmup(
     ):
         if shared and not announced(client, shared, node, nodes, workers):
             own, shared = [*own, *map(_own, shared)], []
-        busy = [each for each in own if walk.settle(*each) == "busy"]
+        busy = [each for each in _mine_first(own, ranks.local or 0, callers) if walk.settle(*each) == "busy"]
         walk.queue(client, len(shared), _own)
         for each in busy:
             walk.report.left += walk.is_late() or walk.settle(*each, waits=True) == "busy"
@@ -119,6 +119,11 @@ def warmup(
         loaded=found.loaded + walk.others - pooled,
         seconds=time.perf_counter() - begun,
     )
+
+
+def _mine_first(keys: Sequence[_Own], rank: int, ranks: int) -> list[_Own]:
+    """`keys` in the order of one of a node's ranks. In one order, all ranks would wait for the store, key by key."""
+    return [key for mine in (True, False) for n, key in enumerate(keys) if (n % ranks == rank) is mine]
 
 
 class Walk:

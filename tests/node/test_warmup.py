@@ -18,7 +18,7 @@ import kcoord
 from kcoord.cli.warmup import gpus
 from kcoord.packs.recipe import Recipe
 from kcoord.packs.recipe_files import load_profile
-from kcoord.replay.warmup import divided, warmup
+from kcoord.replay.warmup import _mine_first, _Own, divided, warmup
 from tests.support.command import KCOORD
 from tests.support.living import words_of
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
@@ -436,3 +436,9 @@ def test_a_kernel_that_cannot_be_imported_leaves_no_recipe(tmp_path: Path, monke
             assert recipe_of(source, target, options, 1.0, 0) is None
     finally:
         kernels.broken.fn.__module__ = kept
+
+
+def test_the_ranks_of_a_node_begin_with_different_keys_of_their_own_lists_the_longest_first() -> None:
+    keys: list[_Own] = [(str(n), lambda waits: ("loaded", "")) for n in range(6)]
+    orders = [[name for name, _ in _mine_first(keys, rank, 4)] for rank in range(4)]
+    assert orders == [[*"041235"], [*"150234"], [*"201345"], [*"301245"]]
