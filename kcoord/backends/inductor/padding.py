@@ -13,53 +13,67 @@ from typing import Any
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
+from kcoord.rank.coordinator import Coordinator
 
 _PADS = {b"pad": True, b"leave": False}
 
+_held: dict[str, bool] = {}  # by torch's key: the choice that holds in this process
 _begun: dict[str, float] = {}  # by torch's key: when this process found that nobody had measured
 
 
 def known(native: Callable[..., bool | None], key: str, *args: Any, **kwargs: Any) -> bool | None:
     """As ``get_cached_should_pad``: None if nobody has measured. `key` has the shapes, the strides and the types."""
-    found = native(key, *args, **kwargs)
-    return _known(key) if found is None else found
+    return _known(key, native(key, *args, **kwargs))
 
 
-@fails_open(lambda key: None)
-def _known(key: str) -> bool | None:
-    coordinator = coordinator_in_use()
+@fails_open(lambda key, found: found)
+def _known(key: str, found: bool | None) -> bool | None:
+    coordinator = None if key in _held else coordinator_in_use()
     if coordinator is None:
-        return None
-    content = coordinator.choices.get(_key(key))
-    _begun[key] = time.perf_counter()
-    return _PADS.get(content or b"")
+        return _held.get(key, found)
+    if found is not None:  # an earlier run, or a rank of this node that measures at this moment
+        return _agreed(coordinator, key, found, 0.0)
+    choice = _PADS.get(coordinator.choices.get(_key(key)) or b"")
+    if choice is None:
+        _begun[key] = time.perf_counter()
+    else:
+        _held[key] = choice
+    return choice
 
 
 def decided(native: Callable[..., bool], key: str, *args: Any, **kwargs: Any) -> bool:
     """As ``is_padded_faster``, which keeps what this rank has measured in torch's cache."""
-    mine = native(key, *args, **kwargs)
-    return _decided(key, mine)
+    return _decided(key, native(key, *args, **kwargs))
 
 
 @fails_open(lambda key, mine: mine)
 def _decided(key: str, mine: bool) -> bool:
+    coordinator, now = coordinator_in_use(), time.perf_counter()
+    return mine if coordinator is None else _agreed(coordinator, key, mine, now - _begun.pop(key, now))
+
+
+def _agreed(coordinator: Coordinator, key: str, mine: bool, seconds: float) -> bool:
+    """The choice that holds for all ranks: an earlier one, or this rank's, which took so many `seconds`."""
     from torch._inductor.fx_passes.pad_mm import set_cached_should_pad
 
-    coordinator = coordinator_in_use()
-    if coordinator is None:
-        return mine
-    now = time.perf_counter()
-    took, content = now - _begun.pop(key, now), b"pad" if mine else b"leave"
-    held = _PADS.get(coordinator.choices.offer(_key(key), content, took, str(current_device())) or b"", mine)
+    content = b"pad" if mine else b"leave"
+    held = _PADS.get(coordinator.choices.offer(_key(key), content, seconds, str(current_device())) or b"", mine)
     if held != mine:
         set_cached_should_pad(key, held)
-    return held
+    return _held.setdefault(key, held)
 
 
 def _key(key: str) -> CacheKey:
     from torch._inductor import config
     from torch._inductor.codecache import torch_key
+    from torch.compiler import config as compiler
 
-    options = config.post_grad_fusion_options.get("shape_padding_multiplier")
-    found = CacheKey.of("inductor-padding", "pad_mm", product=key, options=str(options), torch=torch_key().hex())
+    found = CacheKey.of(
+        "inductor-padding",
+        "pad_mm",
+        product=key,
+        multiplier=str(config.post_grad_fusion_options.get("shape_padding_multiplier")),
+        tag=compiler.cache_key_tag,
+        torch=torch_key().hex(),
+    )
     return found.on(current_device(), Scope.MODEL)

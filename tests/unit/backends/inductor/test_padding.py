@@ -52,6 +52,14 @@ def test_ranks_that_measure_at_the_same_time_choose_alike(sandbox: Sandbox) -> N
     assert process(sandbox, "second", {"at once": SLOWER}) == {"at once": [None, True, True]}
 
 
+def test_a_choice_that_torch_has_kept_from_before_is_offered_and_gives_way_to_an_earlier_one(sandbox: Sandbox) -> None:
+    for cache, times in (("first", FASTER), ("second", SLOWER)):
+        process(sandbox, cache, {"a": times}, KCOORD_DISABLE="1")
+    assert process(sandbox, "first", {"a": []}) == {"a": [True, None, True]}
+    assert process(sandbox, "second", {"a": []}) == {"a": [True, None, True]}
+    assert process(sandbox, "third", {"a": []}) == {"a": [True, None, True]}
+
+
 def test_a_process_without_kcoord_has_its_own_choice(sandbox: Sandbox) -> None:
     process(sandbox, "first", {"a": FASTER})
     assert process(sandbox, "second", {"a": SLOWER}, KCOORD_DISABLE="1") == {"a": [None, False, False]}
