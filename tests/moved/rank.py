@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 GPU = int(os.environ["STAND_IN_GPU"])
+TIMES = {"plain": 1.0, "padded": float(os.environ.get("STAND_IN_PADDED", "2"))}  # milliseconds of a matrix product
 MODELS: dict[str, Callable[[torch.device], Tensor]] = {}
 F = nn.functional
 
@@ -37,6 +38,7 @@ def stand_in() -> None:
     """Let torch and Triton take this machine for one with 8 H100s."""
     import triton
     from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.fx_passes import pad_mm
     from torch._inductor.graph import GraphLowering
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.runtime import triton_helpers
@@ -103,6 +105,7 @@ def stand_in() -> None:
     CachingAutotuner._make_launchers = launchers  # type: ignore[method-assign]
     GraphLowering.save_output_code = staticmethod(codes.append)  # type: ignore[assignment]
     CompiledFxGraph.__call__ = not_run  # type: ignore[method-assign]
+    pad_mm.get_do_bench = lambda: lambda run: TIMES["padded" if run.__name__ == "pad_bench_fn" else "plain"]
 
 
 class NotRunError(Exception):
@@ -174,6 +177,17 @@ def half_precision(device: torch.device) -> Any:
 @model
 def large_reduction(device: torch.device) -> Any:
     return torch.compile(lambda x: x.sin().sum() + x.amax())(given(device, 1 << 22))
+
+
+@model
+def product(device: torch.device) -> Any:
+    """Torch pads it if that is faster."""
+    return torch.compile(lambda x, y: (x @ y).sum())(given(device, 3, 64), given(device, 64, 256))
+
+
+@model
+def another_with_the_product(device: torch.device) -> Any:
+    return torch.compile(lambda x, y: (x @ y).exp().sum())(given(device, 3, 64), given(device, 64, 256))
 
 
 @model

@@ -38,8 +38,8 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LD_PRELOAD": str(place / "libcuda.so.1"), "LD_LIBRARY_PATH": str(place)}
 
 
-def rank(gpu: int, place: Path, runtime: dict[str, str], **variables: str) -> dict[str, Any]:
-    """What a rank on this GPU prints, by model."""
+def rank(gpu: int, place: Path, runtime: dict[str, str], *models: str, **variables: str) -> dict[str, Any]:
+    """What a rank on this GPU prints, by model; without `models`, of all."""
     environ = os.environ | runtime | variables | {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "launch"))),
         "KCOORD_LOCAL_DIR": str(place / "local"),
@@ -48,10 +48,12 @@ def rank(gpu: int, place: Path, runtime: dict[str, str], **variables: str) -> di
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "STAND_IN_GPU": str(gpu),
     }  # fmt: skip
-    done = subprocess.run([sys.executable, HERE / "rank.py"], env=environ, capture_output=True, text=True, timeout=900)
+    command = [sys.executable, HERE / "rank.py", *models]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(re.findall("^@model$", (HERE / "rank.py").read_text(), re.MULTILINE)), done.stderr
+    count = len(models) or len(re.findall("^@model$", (HERE / "rank.py").read_text(), re.MULTILINE))
+    assert len(found) == count, done.stderr
     return {each["model"]: each for each in found}
 
 
@@ -67,3 +69,21 @@ def test_moved_code_is_what_this_release_generates_for_the_gpu(tmp_path: Path, r
         assert plain(first[name]["codes"]) != plain(each["codes"]), name
         assert (each["traces"], each["codegens"]) == (1, 2), name
         assert second[name].keys() == {"model", "codes"}, name  # it has loaded all of it
+
+
+def test_a_rank_pads_a_product_if_the_first_rank_has_found_that_faster_whatever_its_own_times_are(
+    tmp_path: Path, runtime: dict[str, str]
+) -> None:
+    """Else ranks of one unit would have graphs of different keys."""
+
+    def pads(gpu: int, place: str, model: str, padded: str, **variables: str) -> bool:
+        found = rank(gpu, tmp_path / place, runtime, model, STAND_IN_PADDED=padded, **variables)[model]
+        assert found["codegens"], "it has loaded the graph"
+        return "(4, 64)" in found["codes"][0]  # the forward's; the products of the backwards differ
+
+    faster, slower = "0.5", "2"
+    for first, second in ((faster, slower), (slower, faster)):
+        assert pads(0, f"first {first}", "product", first) is (first == faster)
+        assert pads(1, f"first {first}", "another_with_the_product", second) is (first == faster)
+        alone = {"KCOORD_DISABLE": "1"}
+        assert pads(1, f"alone {first}", "another_with_the_product", second, **alone) is (second == faster)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ import kcoord
 from kcoord.cli.warmup import gpus
 from kcoord.packs.recipe import Recipe
 from kcoord.packs.recipe_files import load_profile
-from kcoord.replay.warmup import _mine_first, _Own, divided, warmup
+from kcoord.replay.warmup import Walk, divided, warmup
 from tests.support.command import KCOORD
 from tests.support.living import words_of
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
@@ -438,7 +439,15 @@ def test_a_kernel_that_cannot_be_imported_leaves_no_recipe(tmp_path: Path, monke
         kernels.broken.fn.__module__ = kept
 
 
-def test_the_ranks_of_a_node_begin_with_different_keys_of_their_own_lists_the_longest_first() -> None:
-    keys: list[_Own] = [(str(n), lambda waits: ("loaded", "")) for n in range(6)]
-    orders = [[name for name, _ in _mine_first(keys, rank, 4)] for rank in range(4)]
-    assert orders == [[*"041235"], [*"150234"], [*"201345"], [*"301245"]]
+@pytest.mark.parametrize(("rank", "order"), [("0", "041235"), ("1", "150234"), ("2", "201345"), ("3", "301245")])
+def test_the_ranks_of_a_node_begin_with_different_keys_of_their_own_lists(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, rank: str, order: str
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Walk, "settle", lambda walk, name, step, waits=False: begun.append(name) or "loaded")
+    calls = [(SimpleNamespace(__qualname__=str(n)), ()) for n in range(6)]
+    warmup(calls, progress=False)  # type: ignore[arg-type]
+    assert begun == [*order]

@@ -28,6 +28,9 @@ class _Inductor(Compiler):
 COMPILER = _Inductor(
     "inductor",
     "kcoord.backends.inductor.adapter:backend",
-    modules={"torch._inductor.compile_fx": "kcoord.backends.inductor.hooks"},
+    modules={
+        "torch._inductor.compile_fx": "kcoord.backends.inductor.hooks",
+        "torch._inductor.fx_passes.pad_mm": "kcoord.backends.inductor.padding",  # which a warm rank does not import
+    },
     packages={"torch": (2, 11)},
 )

@@ -30,7 +30,6 @@ from kcoord.backends.inductor import (
     ddp,
     donation,
     moving,
-    padding,
     place,
     probes,
     tuning,
@@ -51,7 +50,7 @@ _UNIT_KEY = re.compile(r"a\w{40,}")  # torch's own; a drawn one is a number, or 
 _TOOK = "forward_time_taken_ns", "backward_time_taken_ns", "_time_taken_ns"  # of torch's entries of both kinds
 _LOOKUP = "cls key local remote_cache evaluate_guards hints"
 _AOT, _TUNER = "_functorch._aot_autograd", "_inductor.runtime.triton_heuristics:CachingAutotuner"
-_SUBPROC, _PAD = "_inductor.compile_worker.subproc_pool", "_inductor.fx_passes.pad_mm"
+_SUBPROC = "_inductor.compile_worker.subproc_pool"
 Table = Mapping[str, tuple[str, Callable[..., Any] | None]]
 
 BUILDS = Part(
@@ -71,7 +70,6 @@ def hook() -> None:
         if moving.may_hook():
             _wrap(MOVING, _MOVING)
     _wrap(TUNING, _TUNING)
-    _wrap(PADDING, _PADDING)
     _wrap(PROBES, _PROBES)
     if _wrap(WORKERS, _WORKERS):
         WORKERS.wrap(f"{_SUBPROC}:subprocess", workers.Subprocess)
@@ -362,11 +360,6 @@ _TUNING: Table = {
     f"{_TUNER}.coordinate_descent_tuning": ("self ...", tuning.descended),
     "_inductor.runtime.coordinate_descent_tuner:CoordescTuner.autotune": ("self func baseline_config", tuning.descent),
 }
-_PADDING: Table = {
-    f"{_PAD}:get_cached_should_pad": ("key", padding.known),
-    f"{_PAD}:set_cached_should_pad": ("key value", None),
-    f"{_PAD}:is_padded_faster": ("key ...", padding.decided),
-}
 _PROBES: Table = {
     "_inductor.cpu_vec_isa:VecISA.check_build": ("self code", probes.check_build),
     "_inductor.cpu_vec_isa:VecISA.build_arch_flags": ("self", None),
@@ -387,5 +380,5 @@ UNDER_WAY = _part("units that another rank compiles", _UNDER_WAY)
 UNITS, OVERLAP = _part("units and graphs", _UNITS), _part("overlap of DDP's buckets", _OVERLAP)
 UNSEEN = Tripwire(UNITS, "it keeps compiles that it has not looked up where kcoord answers")
 MOVING, TUNING = _part("graphs of other GPUs", _MOVING), _part("tuning", _TUNING)
-PADDING, PROBES = _part("padding of matrix products", _PADDING), _part("probes of the processor", _PROBES)
+PROBES = _part("probes of the processor", _PROBES)
 WORKERS = _part("compile workers", _WORKERS)

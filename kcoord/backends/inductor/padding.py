@@ -11,9 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.backends.reliances import Part
+from kcoord.backends.wrapping import wraps
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.rank.coordinator import Coordinator
+
+_PAD = "_inductor.fx_passes.pad_mm"
+_KNOWN, _DECIDED = f"{_PAD}:get_cached_should_pad", f"{_PAD}:is_padded_faster"
+PADDING = Part(
+    "inductor", "torch", "padding of matrix products",
+    {_KNOWN: "key", f"{_PAD}:set_cached_should_pad": "key value", _DECIDED: "key ..."},
+)  # fmt: skip
 
 _PADS = {b"pad": True, b"leave": False}
 
@@ -21,13 +30,37 @@ _held: dict[str, bool] = {}  # by torch's key: the choice that holds in this pro
 _begun: dict[str, float] = {}  # by torch's key: when this process found that nobody had measured
 
 
-def known(native: Callable[..., bool | None], key: str, *args: Any, **kwargs: Any) -> bool | None:
-    """As ``get_cached_should_pad``: None if nobody has measured. `key` has the shapes, the strides and the types."""
-    return _known(key, native(key, *args, **kwargs))
+def hook() -> None:
+    """Idempotent."""
+    if PADDING.holds():
+        PADDING.wrap(_KNOWN, _knowing)
+        PADDING.wrap(_DECIDED, _deciding)
+
+
+def _knowing(native: Callable[..., bool | None]) -> Callable[..., bool | None]:
+    @wraps(native)
+    def get_cached_should_pad(key: str, *args: Any, **kwargs: Any) -> bool | None:
+        """None if nobody has measured. `key` has the shapes, the strides and the types."""
+        return _known(key, native(key, *args, **kwargs))
+
+    return get_cached_should_pad
+
+
+def _deciding(native: Callable[..., bool]) -> Callable[..., bool]:
+    @wraps(native)
+    def is_padded_faster(key: str, *args: Any, **kwargs: Any) -> bool:
+        """Torch's keeps what this rank has measured in torch's cache."""
+        return _decided(key, native(key, *args, **kwargs))
+
+    return is_padded_faster
 
 
 @fails_open(lambda key, found: found)
 def _known(key: str, found: bool | None) -> bool | None:
+    from torch._inductor import config
+
+    if getattr(config, "deterministic", False):  # torch measures nothing, and takes no choice that was made by time
+        return found
     coordinator = None if key in _held else coordinator_in_use()
     if coordinator is None:
         return _held.get(key, found)
@@ -39,11 +72,6 @@ def _known(key: str, found: bool | None) -> bool | None:
     else:
         _held[key] = choice
     return choice
-
-
-def decided(native: Callable[..., bool], key: str, *args: Any, **kwargs: Any) -> bool:
-    """As ``is_padded_faster``, which keeps what this rank has measured in torch's cache."""
-    return _decided(key, native(key, *args, **kwargs))
 
 
 @fails_open(lambda key, mine: mine)

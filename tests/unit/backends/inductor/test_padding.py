@@ -14,8 +14,9 @@ ASKED = """
 import json, sys
 import kcoord
 kcoord.install()
-from torch._inductor import compile_fx
+from torch._inductor import config
 from torch._inductor.fx_passes import pad_mm
+config.deterministic = "deterministic" in sys.argv
 found = {}
 for product, times in json.loads(sys.argv[1]).items():
     before = pad_mm.get_cached_should_pad(product) if product != "at once" else None
@@ -27,11 +28,11 @@ FASTER, SLOWER = [2.0, 1.0], [1.0, 2.0]  # milliseconds of a product as it is, a
 
 
 def process(
-    box: Sandbox, cache: str, measured: dict[str, list[float]], **variables: str
+    box: Sandbox, cache: str, measured: dict[str, list[float]], *how: str, **variables: str
 ) -> dict[str, list[bool | None]]:
     """By product, what torch knows before it measures, its choice, and what it knows afterwards."""
     place = str(box.root / cache)
-    done = box.run_forked("-c", ASKED, json.dumps(measured), TORCHINDUCTOR_CACHE_DIR=place, **variables)
+    done = box.run_forked("-c", ASKED, json.dumps(measured), *how, TORCHINDUCTOR_CACHE_DIR=place, **variables)
     assert done.returncode == 0, done.stderr
     assert "kcoord" not in done.stderr
     found: dict[str, list[bool | None]] = json.loads(done.stdout)
@@ -58,6 +59,11 @@ def test_a_choice_that_torch_has_kept_from_before_is_offered_and_gives_way_to_an
     assert process(sandbox, "first", {"a": []}) == {"a": [True, None, True]}
     assert process(sandbox, "second", {"a": []}) == {"a": [True, None, True]}
     assert process(sandbox, "third", {"a": []}) == {"a": [True, None, True]}
+
+
+def test_a_deterministic_process_takes_no_choice_that_was_made_by_time(sandbox: Sandbox) -> None:
+    process(sandbox, "first", {"a": FASTER})
+    assert process(sandbox, "second", {"a": []}, "deterministic") == {"a": [None, None, None]}
 
 
 def test_a_process_without_kcoord_has_its_own_choice(sandbox: Sandbox) -> None:
