@@ -4,9 +4,9 @@
 that of Hugging Face's transformers, with random weights. ``--wrap fsdp`` is FSDP2 in place of DDP, ``regional`` compiles each of
 its layers alone, ``none`` is the bare model in each rank. ``--mode rank0`` lets rank 0 compile first, ``together`` all at once.
 
-Rank 0 prints one line of JSON: wall seconds from barrier to barrier with one training step in between (the slowest rank's), what
-torch did in all ranks together, the median of further steps in seconds, the most bytes of tensors that are alive in one more step
-(the largest rank's), and the first loss to the bit.
+Rank 0 prints one line of JSON: wall seconds from barrier to barrier with one training step in between (the slowest rank's), and
+those of the model and of the step alone; what torch did in all ranks together, the median of further steps in seconds,
+the most bytes of tensors that are alive in one more step (the largest rank's), and the first loss to the bit.
 """
 
 from __future__ import annotations
@@ -201,10 +201,14 @@ def main() -> None:
             count_work()
             first.step()
         dist.barrier()
+    started = time.perf_counter()
     job = Job(args, device, args.wrap)
+    made = time.perf_counter()
     count_work()
+    imported = time.perf_counter()
     loss = job.step().item().hex()
-    mine = time.perf_counter() - begun
+    ended = time.perf_counter()
+    mine = {"wall": ended - begun, "model": made - started, "first": ended - imported}
     steps = []
     for _ in range(FURTHER):
         before = time.perf_counter()
@@ -218,7 +222,7 @@ def main() -> None:
         print(
             json.dumps(
                 {
-                    "wall": max(each[0] for each in found),
+                    **{part: max(each[0][part] for each in found) for part in mine},
                     **together,
                     "step": step,
                     "peak": max(each[4] for each in found),
