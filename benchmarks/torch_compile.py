@@ -59,8 +59,8 @@ def run() -> Result:
     result = Result(
         f"Cold start of torch.compile {_WRAPPED[_WRAP]}, {_MODEL} of {layers} blocks{wide}, on {where}",
         [
-            "caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms", "its peak MB",
-            "job's PSS MB", "processes",
+            "caches", "wall s", "ratio to shared", "model s", "first step s", "codegens", "AOT traces", "C++ builds",
+            "a later step ms", "its peak MB", "job's PSS MB", "processes",
         ],
     )  # fmt: skip
     imports = "import torch._inductor.compile_fx" + "; import transformers" * (_MODEL == "llama")
@@ -86,7 +86,8 @@ def run() -> Result:
         wall = statistics.median(each["wall"] for each in runs)
         last = runs[-1]
         work = [str(last[what]) for what in ("codegens", "traces", "builds")]
-        result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *work, f"{last['step'] * 1e3:.1f}"])
+        parts = [f"{statistics.median(each[part] for each in runs):.1f}" for part in ("model", "first")]
+        result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *parts, *work, f"{last['step'] * 1e3:.1f}"])
         result.rows[-1] += [f"{last['peak'] / 1e6:.1f}", *largest]
     if _GIVEN:
         result.notes.append("the job has " + " ".join(_GIVEN))
@@ -97,7 +98,7 @@ def run() -> Result:
     )
     losses = {loss for name, runs in found.items() if "batch" not in name for each in runs for loss in each["losses"]}
     result.notes.append(
-        f"medians of {_RUNS}; seconds of the slowest rank from barrier to barrier: model, compile, one training step"
+        f"medians of {_RUNS}; seconds of the slowest rank from barrier to barrier: model, imports, compile, one training step"
     )
     result.notes.append(
         f"first losses of all ranks and plans: {len(losses)} value{'s' * (len(losses) > 1)}, to the bit"
