@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+import triton
+
+from kcoord.backends.inductor.moving import without_index
+
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -69,6 +75,8 @@ def test_moved_code_is_what_this_release_generates_for_the_gpu(tmp_path: Path, r
         assert plain(first[name]["codes"]) != plain(each["codes"]), name
         assert (each["traces"], each["codegens"]) == (1, 2), name
         assert second[name].keys() == {"model", "codes"}, name  # it has loaded all of it
+        one, other = (sorted(map(without_index, found[name]["codes"])) for found in (first, second))
+        assert one == other, f"{name}: choices of configurations are by this code"
 
 
 def test_a_rank_pads_a_product_if_the_first_rank_has_found_that_faster_whatever_its_own_times_are(

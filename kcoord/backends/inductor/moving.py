@@ -200,6 +200,11 @@ def _renamed(code: str, gpu: int, indices: set[int]) -> str | None:
     return _NAMED.sub(lambda found: f"{found[1]}{gpu}", code)
 
 
+def without_index(code: str) -> str:
+    """`code` with one word in place of the index of each GPU that it names."""
+    return _NAMED.sub(rf"\g<1>{_HERE}", code)
+
+
 def _kernels(code: str) -> Iterator[str]:
     return (ast.literal_eval(literal) for literal in _KERNEL.findall(code))
 
