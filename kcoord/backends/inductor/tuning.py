@@ -1,8 +1,9 @@
 """Inductor's run-time tuning: the first rank that has measured decides for later jobs and for other nodes.
 
 A kernel with several configurations is measured when it is launched for the first time. The choices of all kernels of one
-generated module are one choice of ours: looked up at the first launch, offered once all of them are made, by a thread of its own.
-So ranks that start together each measure, as without kcoord, and nobody waits. Torch keeps the choices in its own cache, too.
+generated module are one choice of ours, also for the module as it is moved to other GPUs of the model: looked up at the first
+launch, offered once all of them are made, by a thread of its own. So ranks that start together each measure, as without kcoord,
+and nobody waits. Torch keeps the choices in its own cache, too.
 
 The first call of a compiled model runs under a dispatch mode of torch's that looks for faults of custom operators. Measuring
 under it takes three times as long and shows nothing: it is lifted meanwhile.
@@ -14,51 +15,56 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.backends.inductor import moving
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.rank.coordinator import Coordinator
 
-_FORMAT = 1
+_FORMAT = 2
 
 Choice = Mapping[str, Any]
 """A configuration as data: ``kwargs`` (block sizes by name), ``num_warps``, ``num_stages``."""
 
 
 class _Module:
-    """A generated module, and the choices for its kernels: those that are made, by `_name`, and the names that are `wanted`."""
+    """A generated module, and the choices for its kernels, by the name that each has in it: those made, and those `wanted`.
 
-    def __init__(self, name: str, chosen: Mapping[str, Choice], wanted: Collection[str], compiler: str) -> None:
-        self._name, self._wanted, self._compiler = name, frozenset(wanted), compiler
+    `content`: a hash of its source, which holds the kernels, without the index of the GPU.
+    """
+
+    def __init__(self, content: str, chosen: Mapping[str, Choice], wanted: frozenset[str], compiler: str) -> None:
+        self._content, self._wanted, self._compiler = content, wanted, compiler
         self._lock = threading.RLock()  # protects the two below; a signal's handler may launch a kernel meanwhile
         self._found: Mapping[str, Choice] | None = None
         self._chosen = dict(chosen)
         self._begun = time.perf_counter()
 
-    def known(self, tuner: Any) -> Choice:
+    def known(self, name: str) -> Choice:
         """The choice that another process made for this kernel; empty if there is none."""
         with self._lock:
             if self._found is None:
                 coordinator = coordinator_in_use()
                 content = coordinator.choices.get(self._key()) if coordinator is not None else None
                 self._found, self._begun = _read(content), time.perf_counter()
-            return self._found.get(_name(tuner), {})
+            return self._found.get(name, {})
 
-    def choose(self, tuner: Any, config: Any) -> None:
+    def choose(self, name: str, config: Any) -> None:
         """This rank has measured, and launches `config`."""
         with self._lock:
-            self._chosen[_name(tuner)] = _described(config)
+            self._chosen[name] = _described(config)
             if not self._chosen.keys() >= self._wanted:
                 return
             chosen = dict(self._chosen)
@@ -74,9 +80,9 @@ class _Module:
 
         key = CacheKey.of(
             "inductor-autotune",
-            self._name[:13],
+            self._content[:13],
             format=_FORMAT,
-            module=self._name,  # a hash of its source, which holds the kernels
+            module=self._content,
             tag=config.cache_key_tag,
             torch=torch_key().hex(),
             compiler=self._compiler,
@@ -103,13 +109,10 @@ def _described(config: Any) -> dict[str, Any]:
     return {"kwargs": dict(config.kwargs), "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
-def _name(tuner: Any) -> str:
-    return f"{tuner.fn.__name__}-{Path(tuner.filename).name}"
-
-
 # The kernels of a module.
 
-_modules: weakref.WeakKeyDictionary[Any, list[_Module]] = weakref.WeakKeyDictionary()  # by kernel; two may have it
+_modules: weakref.WeakKeyDictionary[Any, list[tuple[_Module, str]]] = weakref.WeakKeyDictionary()
+"""By kernel: the modules that have it, mostly one, and its name there."""
 
 
 def kernels_ready(native: Any, compiles: Any, scope: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -122,15 +125,24 @@ def kernels_ready(native: Any, compiles: Any, scope: dict[str, Any], *args: Any,
 def _register(scope: dict[str, Any]) -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    kernels = [each for each in scope.values() if isinstance(each, CachingAutotuner) and each.filename]
-    kernels = [each for each in kernels if each.launchers and not _is_users(each)]
-    wanted = [each for each in kernels if len(each.launchers) > 1 or _will_descend(each)]
+    kernels = {name: each for name, each in scope.items() if isinstance(each, CachingAutotuner) and each.launchers}
+    kernels = {name: each for name, each in kernels.items() if not _is_users(each)}
+    wanted = {name: each for name, each in kernels.items() if len(each.launchers) > 1 or _will_descend(each)}
     if wanted and scope.get("__file__"):
-        chosen = {_name(each): _described(each.launchers[0].config) for each in kernels if each not in wanted}
-        compiler = str(wanted[0].inductor_meta.get("backend_hash"))
-        module = _Module(Path(scope["__file__"]).stem, chosen, {_name(each) for each in wanted}, compiler)
-        for each in wanted:
-            _modules.setdefault(each, []).append(module)
+        chosen = {name: _described(each.launchers[0].config) for name, each in kernels.items() if name not in wanted}
+        compiler = str(next(iter(wanted.values())).inductor_meta.get("backend_hash"))
+        module = _Module(_content(Path(scope["__file__"])), chosen, frozenset(wanted), compiler)
+        for name, each in wanted.items():
+            _modules.setdefault(each, []).append((module, name))
+
+
+def _content(file: Path) -> str:
+    """A hash of the module's source. Torch names its file by one in which the index of the GPU counts."""
+    try:
+        return hashlib.sha256(moving.without_index(file.read_text("utf-8")).encode()).hexdigest()
+    except (OSError, ValueError) as error:  # it was removed
+        let_through(error)
+        return file.stem
 
 
 def _is_users(tuner: Any) -> bool:
@@ -152,13 +164,13 @@ def _will_descend(tuner: Any) -> bool:
 
 @fails_open(lambda tuner: {})
 def _known(tuner: Any) -> Choice:
-    return next(filter(None, (module.known(tuner) for module in _modules.get(tuner, ()))), {})
+    return next(filter(None, (module.known(name) for module, name in _modules.get(tuner, ()))), {})
 
 
 @fails_open(lambda tuner, config: None)
 def _choose(tuner: Any, config: Any) -> None:
-    for module in _modules.get(tuner, ()):
-        module.choose(tuner, config)
+    for module, name in _modules.get(tuner, ()):
+        module.choose(name, config)
 
 
 # The launch that measures.

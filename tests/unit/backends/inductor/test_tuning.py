@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,9 +115,9 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
     return found
 
 
-def module(*kernels: Kernel, name: str = "cabc") -> None:
+def module(*kernels: Kernel, file: str | Path = "/somewhere/cabc.py") -> None:
     """A process whose generated module has these."""
-    scope = {"__file__": f"/somewhere/{name}.py", **{kernel.fn.__name__: kernel for kernel in kernels}}
+    scope = {"__file__": str(file), **{kernel.fn.__name__: kernel for kernel in kernels}}
     tuning.kernels_ready(lambda compiles, scope: None, AsyncCompile(), scope)
 
 
@@ -168,8 +170,37 @@ def test_modules_that_differ_share_nothing(shared: Shared) -> None:
     module(first)
     first.launch()
     offered(shared)
-    module(other, name="cdef")
+    module(other, file="/somewhere/cdef.py")
     assert other.launch() == (128, 4)
+
+
+@pytest.mark.parametrize(
+    ("others", "block"),
+    [("DeviceProperties(type='cuda', index=1, cc=90)", 64), ("DeviceProperties(type='cuda', index=0, cc=80)", 128)],
+    ids=["of another GPU", "of another code"],
+)
+def test_a_choice_holds_for_the_same_module_of_another_gpu(
+    shared: Shared, tmp_path: Path, others: str, block: int
+) -> None:
+    """Torch gives these modules, and their kernels, different files."""
+    first, other = Kernel("k", {64: FAST, 128: SLOW}), Kernel("k", {64: SLOW, 128: FAST})
+    other.filename = "/somewhere/else.py"
+    (tmp_path / "cabc.py").write_text("DeviceProperties(type='cuda', index=0, cc=90)")
+    (tmp_path / "cdef.py").write_text(others)
+    module(first, file=tmp_path / "cabc.py")
+    first.launch()
+    offered(shared)
+    module(other, file=tmp_path / "cdef.py")
+    assert other.launch() == (block, 4)
+
+
+def test_a_kernel_that_is_dropped_is_not_kept(shared: Shared) -> None:
+    kernel = Kernel("k", {64: FAST, 128: SLOW})
+    module(kernel)
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_kernel_of_the_user_is_measured_by_each_rank(shared: Shared) -> None:
@@ -231,8 +262,8 @@ def test_a_kernel_that_torch_does_not_descend_for_keeps_no_module_back(shared: S
 
 def test_a_kernel_of_two_modules_is_a_choice_of_both(shared: Shared) -> None:
     kernel = Kernel("k", {64: FAST, 128: SLOW})
-    module(kernel, name="cabc")
-    module(kernel, name="cdef")
+    module(kernel)
+    module(kernel, file="/somewhere/cdef.py")
     kernel.launch()
     offered(shared)
     offered(shared)
