@@ -58,7 +58,9 @@ _CAUSES = {
     "[Hh]ostname mismatch|IP address mismatch|doesn't match": "its certificate is for another host name than that in {url}",
     "CERTIFICATE_VERIFY_FAILED": "no authority that is known here signed its certificate: name it by ?ssl_ca_certs=FILE in {url}",
     "WRONG_VERSION_NUMBER|Timeout connecting to server over TLS": "it does not speak TLS: write redis:// in {url}",
-    "Connection closed by server.* before it answered": "it closes connections: if it speaks TLS, write rediss:// in {url}",
+    "Connection (closed by server|reset by peer|lost).* before it answered": (
+        "it closes connections: if it speaks TLS, write rediss:// in {url}"
+    ),
     "Name or service not known|No address associated|failure in name resolution": "there is no such host: check {url}",
     "Error 111|Connection refused": "nothing listens there: start Redis, or check {url}",
 }

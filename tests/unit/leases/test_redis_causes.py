@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import socket
+import struct
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +89,29 @@ def test_a_server_of_tls_is_told_by_its_cause(tmp_path: Path) -> None:
         assert refused(f"rediss://{address}?ssl_ca_certs={certificates.elsewhere}").endswith(
             "its certificate is for another host name than that in KCOORD_REDIS_URL"
         )
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+def test_a_server_that_ends_each_connection_may_be_one_of_tls(resets: bool) -> None:
+    """Its kernel resets a connection that it closes before it has read all."""
+
+    def end(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    if resets:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=end, args=(listener,))
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}/0"
+        said = refused(f"redis://{address}")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert said == f"{address}: it closes connections: if it speaks TLS, write rediss:// in KCOORD_REDIS_URL"
 
 
 @pytest.mark.parametrize("password", ["p@ss#word", "p/w", "p?w", "p#w@rd"])
