@@ -525,7 +525,11 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
         while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease):
             assert time.monotonic() < start + SOON, "it is renewed for ever"
             await asyncio.sleep(0.01)
-        assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
+        while not any(
+            "ZeroDivisionError" in n for n in agent.status()["notices"]
+        ):  # on a busy machine the lease expires before
+            assert time.monotonic() < start + SOON, "nothing is told"
+            await asyncio.sleep(0.01)
         agent.stop()
         await asyncio.wait_for(serving, 20)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
 import re
+import time
 
 import redis
 
@@ -43,11 +46,15 @@ async def test_a_kernel_and_a_node_cost_less_than_the_formula_says() -> None:
         for node in nodes[1:]:  # one connection for commands, and one for news
             async with node.watch(_digest(0)):
                 await node.ready(_digest(0), _digest(0))
-        of_nodes = (_used(asked) - used) / len(nodes[1:])
+        begun, of_nodes = time.monotonic(), math.inf
+        while of_nodes >= int(FORMULA[2]) << 10:  # the server frees the buffers of idle connections after a second
+            assert time.monotonic() < begun + 20, of_nodes
+            await asyncio.sleep(0.1)
+            of_nodes = (_used(asked) - used) / len(nodes[1:])
         for node in nodes:
             await node.close()
     assert 100 < of_kernels < int(FORMULA[1])
-    assert 10 << 10 < of_nodes < int(FORMULA[2]) << 10
+    assert of_nodes > 10 << 10
 
 
 def _digest(n: int) -> str:
